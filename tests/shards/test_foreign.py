@@ -353,7 +353,7 @@ def test_a_file_whose_name_tells_nothing_asks_for_its_format(tmp_path: Path) -> 
     with pytest.raises(FormatError, match=r"a file whose name does not say its format. Give format='npy'"):
         penstock.open(tmp_path / "x")
     assert len(penstock.open(tmp_path / "x", format="npy")) == 3
-    with pytest.raises(ValueError, match="the choices are 'penstock', 'npy', 'raw' and 'megatron'"):
+    with pytest.raises(ValueError, match="the choices are 'penstock', 'npy', 'raw', 'megatron', 'tar' and 'arrow'"):
         penstock.open(tmp_path / "x", format="parquet")  # type: ignore[arg-type]
 
 

@@ -20,6 +20,7 @@ by: `cli`, `plan`, `tuning`. Holds no state.
 from penstock.dataset._joined import ConcatStorage, check_classes, check_concat, check_zip, lasting_attributes
 from penstock.dataset._location import (
     ArraysLocation,
+    FilesLocation,
     FolderLocation,
     ForeignLocation,
     JoinedLocation,
@@ -57,6 +58,7 @@ __all__ = [
     "Columns",
     "ConcatStorage",
     "Condition",
+    "FilesLocation",
     "FolderLocation",
     "ForeignLocation",
     "JoinedLocation",

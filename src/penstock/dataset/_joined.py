@@ -20,12 +20,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.dataset._samples import By, SampleKeys, Samples
+from penstock.dataset._samples import By, SampleKeys, Samples, Take
 from penstock.dataset._tokens import token_stream
 from penstock.errors import SchemaError
 from penstock.identity import digest
 from penstock.schema import HASH_COLUMN, Column, Ragged, Schema, offsets_of
-from penstock.shards import Spans, from_front, read_samples
+from penstock.shards import Spans, Storage, from_front, read_samples
 
 Int64 = NDArray[np.int64]
 _CHUNK = 1 << 16
@@ -229,6 +229,19 @@ class ConcatStorage(JoinedStorage):
             counts = [count_elements(part, column) for part in self.parts]
             self._elements[column.name] = offsets_of(counts)
         return self._elements[column.name]
+
+
+class ChosenStorage(ConcatStorage):
+    """Some samples of a storage, in any order, where they are stored in another."""
+
+    def __init__(self, storage: Storage, chosen: Int64, attributes: Mapping[str, Any]) -> None:
+        super().__init__([Samples(storage, (Take(chosen),), storage.schema)])
+        self._attributes = {**storage.attributes, **attributes}
+
+    @property
+    def attributes(self) -> Mapping[str, Any]:
+        """All that is known of the storage, and of the choice."""
+        return self._attributes
 
 
 class _ConcatKeys(SampleKeys):

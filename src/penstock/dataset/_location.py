@@ -16,17 +16,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from penstock.dataset._joined import AnyDataset, ConcatStorage, ZipStorage
+from penstock.dataset._joined import AnyDataset, ChosenStorage, ConcatStorage, ZipStorage
 from penstock.dataset._unfolded import UnfoldedStorage
 from penstock.errors import DatasetChanged
 from penstock.identity import digest
 from penstock.shards import (
     ArrayStorage,
     Check,
+    FilesFormat,
     ForeignFormat,
     Io,
+    OnFault,
     ShardFolder,
     Storage,
+    open_files,
     open_megatron,
     open_npy,
     open_raw,
@@ -109,6 +112,38 @@ class ForeignLocation:
 
     def __str__(self) -> str:
         return str(self.path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilesLocation:
+    """Files of another program that are one dataset together."""
+
+    paths: tuple[str, ...]
+    """Files, folders or patterns."""
+    format: FilesFormat
+    columns: tuple[tuple[str, str], ...] | None
+    """Names and types of the columns to open; an empty type is the usual one, None means all columns."""
+    on_error: OnFault
+
+    def open(self, fingerprint: str | None = None) -> Storage:
+        columns = None if self.columns is None else dict(self.columns)
+        storage, rows, skipped = open_files(self.paths, self.format, columns, self.on_error)
+        if rows is not None:
+            storage = ChosenStorage(storage, rows, skipped)
+        _check_same(storage, fingerprint, f"{self}: a file")
+        return storage
+
+    def to_json(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {"path": list(self.paths) if len(self.paths) > 1 else self.paths[0]}
+        fields |= {"format": self.format}
+        fields |= {"types": dict(self.columns)} if self.columns is not None else {}
+        return {**fields, "on_error": self.on_error} if self.on_error != "raise" else fields
+
+    def folders(self, storage: Storage) -> tuple[str, ...]:
+        return ()
+
+    def __str__(self) -> str:
+        return self.paths[0] if len(self.paths) == 1 else f"{self.paths[0]} and {len(self.paths) - 1} more"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -24,7 +24,7 @@ from penstock.filesystem._durable import (
     sync_directory,
 )
 from penstock.filesystem._guard import DirectoryLock, OpenFolder, check_trusted, lock_holder
-from penstock.filesystem._paths import filesystem_type, is_network_filesystem, local_path, similar_path
+from penstock.filesystem._paths import filesystem_type, is_network_filesystem, local_path, matching_paths, similar_path
 from penstock.filesystem._readers import FileReader, MappedFile, PositionedFile, open_regular, read_small
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "local_path",
     "lock_holder",
     "make_directory",
+    "matching_paths",
     "open_regular",
     "read_small",
     "remove_if_present",

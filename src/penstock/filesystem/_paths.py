@@ -6,6 +6,7 @@ Servers vanish and local disks seldom do, so maps are for local disks.
 
 from __future__ import annotations
 
+import glob
 import itertools
 import os
 import re
@@ -15,6 +16,7 @@ from penstock.errors import nearest_name
 
 _URL = re.compile("[A-Za-z][A-Za-z0-9+.-]+:/+")  # one slash: a Path has already lost the second
 _GLOB = re.compile(r"[*?\[]")
+_BRACES = re.compile(r"\{(?:(?P<first>[0-9]{1,12})\.\.(?P<last>[0-9]{1,12})|(?P<parts>[^{}]*,[^{}]*))\}")
 _MOST_SIBLINGS = 10_000
 """How many names in a folder to compare: a message must not wait for a folder of millions."""
 _NETWORK_TYPES = frozenset(
@@ -42,6 +44,39 @@ def local_path(path: str | os.PathLike[str], what: str) -> Path:
             "file system, and copy from or to the store."
         )
     return Path(os.path.expanduser(text))
+
+
+def matching_paths(pattern: str) -> list[Path]:
+    """The files that a pattern means, each once: braces in the order they are written in, then globs, sorted.
+
+    Raises:
+        FileNotFoundError: there is none.
+
+    >>> [path.name for path in _expand_braces("train-{098..100}.{tar,idx}")][:3]
+    ['train-098.tar', 'train-098.idx', 'train-099.tar']
+    """
+    found: dict[Path, None] = {}
+    for path in [Path(pattern)] if os.path.lexists(pattern) else _expand_braces(pattern):
+        is_glob = _GLOB.search(str(path)) and not os.path.lexists(path)
+        files = [Path(each) for each in sorted(glob.glob(str(path), recursive=True))] if is_glob else [path]
+        if not files or not os.path.isfile(files[0]):
+            raise FileNotFoundError(f"{path}: no such file.{similar_path(path)}")
+        found |= dict.fromkeys(files)
+    return list(found)
+
+
+def _expand_braces(pattern: str) -> list[Path]:
+    """The paths that a pattern with `{000..099}` and `{a,b}` stands for, in their order."""
+    match = _BRACES.search(pattern)
+    if match is None:
+        return [Path(pattern)]
+    before, after = pattern[: match.start()], pattern[match.end() :]
+    if match["last"] is None:
+        parts = match["parts"].split(",")
+    else:
+        width = max(len(match["first"]), len(match["last"])) if match["first"].startswith("0") else 0
+        parts = [f"{number:0{width}}" for number in range(int(match["first"]), int(match["last"]) + 1)]
+    return [path for part in parts for path in _expand_braces(f"{before}{part}{after}")]
 
 
 def similar_path(path: str | os.PathLike[str]) -> str:

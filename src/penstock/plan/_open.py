@@ -19,6 +19,7 @@ from numpy.typing import DTypeLike
 
 from penstock.dataset import (
     ArraysLocation,
+    FilesLocation,
     FolderLocation,
     ForeignLocation,
     JoinedLocation,
@@ -33,13 +34,26 @@ from penstock.plan._dataset import Dataset
 from penstock.plan._mix import mix
 from penstock.plan._plan import FILE_VERSION, Plan
 from penstock.schema import name_of_dtype
-from penstock.shards import Check, ForeignFormat, Io, guess_format, megatron_pair
+from penstock.shards import (
+    ArrowStorage,
+    Check,
+    FilesFormat,
+    ForeignFormat,
+    HuggingFaceDataset,
+    Io,
+    OnFault,
+    find_files,
+    guess_files_format,
+    guess_format,
+    megatron_pair,
+    rows_of,
+)
 
-Format = Literal["penstock", "npy", "raw", "megatron"]
+Format = Literal["penstock", "npy", "raw", "megatron", "tar", "arrow"]
 
 
 def open_dataset(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | HuggingFaceDataset,
     *,
     io: Io = "auto",
     check: Check = "window",
@@ -49,11 +63,15 @@ def open_dataset(
     column: str | None = None,
     offset: int = 0,
     as_of: str | Mapping[str, Any] | None = None,
+    columns: Sequence[str] | Mapping[str, str] | None = None,
+    on_error: OnFault = "raise",
 ) -> Dataset:
-    """Open a dataset folder, or adopt a `.npy`, raw `.bin` or Megatron `.bin/.idx` file as it is.
+    """Open a dataset folder, or adopt what other programs wrote, where it is: tars of WebDataset, folders and objects
+    of Hugging Face `datasets`, `.arrow` files, a `.npy`, raw `.bin` or Megatron `.bin/.idx` file.
 
     Args:
-        path: The folder, or the file.
+        path: The folder, or the file; for tars and Arrow also a pattern ("train-{000..099}.tar", "*.arrow"), a list,
+            or a memory-mapped `datasets.Dataset`.
         io: "map" maps files into memory; "pread" reads them, which survives a server that goes away;
             "auto" maps, except on network file systems.
         check: "window" checks each stretch of data before its first use; "open" checks all of it now;
@@ -64,6 +82,10 @@ def open_dataset(
         offset: Bytes of a raw file before its numbers, such as a header made with `struct`.
         column: Name for the one column of a foreign file; by default "tokens" for Megatron, "data" for others.
         as_of: The state of a loader, or a fingerprint, from before samples were appended: the dataset as it was then.
+        columns: Which columns of tars or Arrow files to open; for tars also their types, as in
+            {"jpg": "bytes", "id": "bytes"}.
+        on_error: Samples of tars or Arrow files in which something is missing, doubled or out of order: "raise", or
+            "skip" to leave them out, counted in `attributes`.
 
     Raises:
         DatasetChanged: it was not only appended to since `as_of`.
@@ -77,8 +99,27 @@ def open_dataset(
     [8, 9, 10, 11]
     """
     check_choice("check", check, get_args(Check))
-    absolute = local_path(path, "a dataset").absolute()
-    kind = _resolve_format(absolute, format)
+    check_choice("on_error", on_error, get_args(OnFault))
+    if isinstance(path, str | os.PathLike):
+        paths = [path]
+    elif isinstance(path, Sequence):
+        paths = list(path)
+    else:
+        return _open_object(path, columns, on_error)
+    given = [str(local_path(each, "a dataset").absolute()) for each in paths]
+    kind = _resolve_format(given, format)
+    absolute = Path(given[0])
+    if kind == "tar" or kind == "arrow":
+        if io != "auto" or (as_of, dtype, shape, column) != (None, None, None, None) or offset:
+            raise ValueError(
+                f"{absolute} is opened as it is: of open()'s options, only columns= and on_error= are for {kind} files."
+            )
+        return Dataset(_locate(given, kind, columns, on_error))
+    if len(given) > 1 or columns is not None or on_error != "raise":
+        raise ValueError(
+            f"{absolute}: lists of paths, columns= and on_error= are for tars and Arrow files. penstock.concat joins "
+            "datasets, select_columns() chooses their columns."
+        )
     if kind == "penstock":
         if dtype is not None or shape is not None or column is not None or offset:
             raise ValueError(
@@ -139,10 +180,41 @@ def concat(*datasets: Dataset, different_tokenizers: bool = False) -> Dataset:
     return Dataset(JoinedLocation("concat", datasets))
 
 
-def _resolve_format(path: Path, format: Format | None) -> Literal["penstock"] | ForeignFormat:
+def _locate(
+    paths: Sequence[str], kind: FilesFormat, columns: Sequence[str] | Mapping[str, str] | None, on_error: OnFault
+) -> FilesLocation:
+    names = [columns] if isinstance(columns, str) else columns
+    chosen = names if isinstance(names, Mapping) or names is None else dict.fromkeys(names, "")
+    return FilesLocation(
+        paths=tuple(paths), format=kind, columns=None if chosen is None else tuple(chosen.items()), on_error=on_error
+    )
+
+
+def _open_object(
+    given: HuggingFaceDataset, columns: Sequence[str] | Mapping[str, str] | None, on_error: OnFault
+) -> Dataset:
+    """A `datasets.Dataset` by its files: its slices and indices are a list of samples, as of `take`."""
+    found = find_files(given)
+    if on_error != "raise":
+        raise ValueError(
+            "on_error='skip' is for files: save the dataset, ds.save_to_disk(folder), and open the folder."
+        )
+    location = _locate([str(path) for path in found.paths], "arrow", columns or found.columns, "raise")
+    dataset = Dataset(location)
+    assert isinstance(dataset.storage, ArrowStorage)
+    rows = rows_of(found, dataset.storage)
+    return dataset if rows is None else dataset.take(rows)
+
+
+def _resolve_format(paths: Sequence[str], format: Format | None) -> Literal["penstock"] | ForeignFormat | FilesFormat:
     if format is not None:
         check_choice("format", format, get_args(Format))
         return format
+    if not paths:
+        raise ValueError("open(): the list of paths is empty.")
+    path = Path(paths[0])
+    if (files := guess_files_format(paths[0])) is not None:
+        return files
     # `os.path` raises nothing: opening the path reports what is wrong with it.
     if not os.path.isdir(path) and (os.path.isfile(path) or os.path.isfile(megatron_pair(path)[0])):
         guess = guess_format(path)
@@ -246,9 +318,11 @@ def _join(source: dict[str, Any], where: Path) -> Dataset:
 
 
 def _open(source: dict[str, Any], where: Path) -> Dataset:
-    names = ("io", "check", "format", "column", "dtype", "shape", "offset", "as_of")
+    names = ("io", "check", "format", "column", "dtype", "shape", "offset", "as_of", "on_error")
+    given = {name: source[name] for name in names if name in source}
+    given |= {"columns": source["types"]} if "types" in source else {}
     try:
-        return open_dataset(source["path"], **{name: source[name] for name in names if name in source})
+        return open_dataset(source["path"], **given)
     except PenstockError:
         raise
     except OSError as error:

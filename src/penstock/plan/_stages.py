@@ -28,7 +28,7 @@ Tail = Literal["carry", "short", "even", "pad", "drop"]
 Labels = Literal["next", "same"]
 Positions = Literal["restart", "continue"]
 Side = Literal["right", "left"]
-OnError = Literal["raise", "skip"]
+OnFault = Literal["raise", "skip"]
 
 IGNORED = -100
 """The label where nothing is predicted; torch's losses leave it out."""
@@ -239,13 +239,13 @@ class Map:
     function: Callable[..., Any]
     batched: bool = False
     ragged: tuple[str, ...] = ()
-    on_error: OnError = "raise"
+    on_error: OnFault = "raise"
 
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise TypeError(f"map({self.function!r}): a function is needed.")
         _check_names(self, "ragged")
-        _check_choice(self, "on_error", OnError)
+        _check_choice(self, "on_error", OnFault)
         if self.on_error == "skip" and self.batched:
             raise ValueError("map(on_error='skip', batched=True): only a function of single rows can be given another.")
         if self.ragged and self.batched:

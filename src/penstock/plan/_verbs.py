@@ -17,7 +17,7 @@ from penstock.plan._stages import (
     Labels,
     Map,
     Mode,
-    OnError,
+    OnFault,
     Pack,
     Pad,
     Positions,
@@ -170,7 +170,7 @@ class Verbs(ABC, Generic[PlanType]):
         *,
         batched: bool = False,
         ragged: str | Sequence[str] = (),
-        on_error: OnError = "raise",
+        on_error: OnFault = "raise",
     ) -> PlanType:
         """Apply `function(row, rng)` or `function(row)` to every row, or to every batch.
 

@@ -3,6 +3,7 @@
     write:  DatasetWriter -> ShardWriter (buffers, cuts) -> Workspace (all or nothing) -> shards + manifest
     read:   ShardFolder -> gather from maps (in C), or pread -> OpenShards opens and checks what they need
             ArrayStorage: the same reads from RAM, or from a foreign file mapped in place
+            open_files: tars and Arrow files where they are, by an index or by their messages
     trace:  provenance-*.json: which file and row each sample came from
 
 Files are validated here: rooms that import this one can trust every count, offset and name.
@@ -22,8 +23,11 @@ from penstock.shards._arrays import (
     open_raw,
     storage_of_arrays,
 )
+from penstock.shards._arrow import ArrowStorage
 from penstock.shards._convert import content_columns, hash_samples, hash_texts
 from penstock.shards._folder import Check, ShardFolder, find_faults, verify
+from penstock.shards._foreign import FilesFormat, OnFault, guess_files_format, open_files
+from penstock.shards._hugging_face import HuggingFaceDataset, find_files, rows_of
 from penstock.shards._layout import checksum
 from penstock.shards._manifest import (
     MANIFEST_NAME,
@@ -57,11 +61,15 @@ __all__ = [
     "ORIGIN_COLUMN",
     "ORIGIN_SPEC",
     "ArrayStorage",
+    "ArrowStorage",
     "Check",
     "DatasetWriter",
+    "FilesFormat",
     "ForeignFormat",
+    "HuggingFaceDataset",
     "Io",
     "Manifest",
+    "OnFault",
     "OriginRuns",
     "Provenance",
     "Runs",
@@ -78,12 +86,15 @@ __all__ = [
     "content_columns",
     "convert_columns",
     "find_faults",
+    "find_files",
     "from_front",
+    "guess_files_format",
     "guess_format",
     "hash_samples",
     "hash_texts",
     "is_file_of_a_dataset",
     "megatron_pair",
+    "open_files",
     "open_megatron",
     "open_npy",
     "open_raw",
@@ -95,6 +106,7 @@ __all__ = [
     "read_manifest",
     "read_provenance",
     "read_samples",
+    "rows_of",
     "samples_per_chunk",
     "storage_of_arrays",
     "tokenizers_of",

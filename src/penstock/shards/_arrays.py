@@ -33,12 +33,12 @@ from penstock.errors import FormatError, SchemaError
 from penstock.filesystem import MappedFile
 from penstock.schema import Column, Ragged, Schema, common_dtype, dtype_from_name, dtype_name, exact_array, offsets_of
 from penstock.shards._convert import convert_batch
-from penstock.shards._gather import gather_fixed, gather_lengths, gather_ragged, gather_spans, gather_stream
+from penstock.shards._gather import Gathered
 from penstock.shards._layout import BLOCK_BYTES, checksum
-from penstock.shards._storage import COUNT, FILE, OFFSETS, READY, SIZE, STATE, VALUES, Spans, Table, column_slots
+from penstock.shards._storage import COUNT, FILE, OFFSETS, READY, SIZE, STATE, VALUES, Table, column_slots
 
 
-class ArrayStorage:
+class ArrayStorage(Gathered):
     """Random access to columns held in memory.
 
     `file` is what they are mapped from, if anything; `identity` identifies the data without reading all of it.
@@ -78,35 +78,11 @@ class ArrayStorage:
                 digest.update(f"{part.shape} {checksum(part.reshape(-1).view(np.uint8)):08x}".encode())
         return digest.hexdigest()
 
-    def read_fixed(self, column: Column, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Copy samples of a fixed column into `out`, converting to its dtype."""
-        gather_fixed(self, column, indices, out)
-
-    def read_ragged(self, column: Column, indices: NDArray[np.int64]) -> Ragged:
-        """Samples of a ragged column, side by side."""
-        return gather_ragged(self, column, indices)
-
-    def read_spans(self, column: Column, spans: Spans, out: NDArray[Any]) -> None:
-        """Copy parts of samples of a ragged column into the flat array `out`, converting to its dtype."""
-        gather_spans(self, column, spans, out)
-
-    def lengths_of(self, column: Column, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Lengths of samples of a ragged column; indices must not be negative."""
-        return gather_lengths(self, column, indices)
-
     @property
     def num_bytes(self) -> int:
         """Bytes of all columns."""
         parts = (part.values if isinstance(part, Ragged) else part for part in self._columns.values())
         return sum(part.nbytes for part in parts)
-
-    def provenance(self) -> Mapping[str, Any]:
-        """Empty: arrays have no source files."""
-        return {}
-
-    def read_stream(self, column: Column, firsts: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Copy a row of consecutive elements from each of `firsts`, over the borders of samples."""
-        gather_stream(self, column, firsts, out)
 
     def num_elements(self, column: Column) -> int:
         """Elements of a column in all samples."""
@@ -325,7 +301,7 @@ def open_megatron(path: Path, column: str) -> ArrayStorage:
         )
     values = file.read(0, file.size // dtype.itemsize * dtype.itemsize).view(dtype)
     schema = Schema((Column.parse(column, f"{dtype_name(dtype)}[*]"),))
-    identity = functools.partial(_sampled_identity, file, index)
+    identity = functools.partial(sampled_identity, file, index)
     return ArrayStorage(schema, {column: Ragged(values, offsets)}, file=file, identity=identity)
 
 
@@ -378,16 +354,16 @@ def _map_array(
         raise FormatError(f"{file.path}: {error}") from None
     schema = Schema((Column.parse(column, spec),))
     values = np.ndarray(shape, dtype, buffer=file.bytes, offset=begin) if file.size else np.empty(shape, dtype)
-    identity = functools.partial(_sampled_identity, file, mark=mark)
+    identity = functools.partial(sampled_identity, file, mark=mark)
     return ArrayStorage(schema, {column: values}, file=file, identity=identity)
 
 
-def _sampled_identity(*files: MappedFile, mark: str = "") -> str:
-    """Sizes, and checksums of up to 64 blocks spread over each file: reading all of 100 GB would take a minute."""
+def sampled_identity(*files: MappedFile, mark: str = "", num_blocks: int = 64) -> str:
+    """Sizes, and checksums of a few blocks spread over each file: reading all of 100 GB would take a minute."""
     parts = []
     for file in files:
         file.check_size()
-        starts = np.linspace(0, max(0, file.size - BLOCK_BYTES), 64, dtype=np.int64)
+        starts = np.linspace(0, max(0, file.size - BLOCK_BYTES), num_blocks, dtype=np.int64)
         sums = [checksum(file.read(start, min(start + BLOCK_BYTES, file.size))) for start in np.unique(starts).tolist()]
         parts.append(f"{file.size} {sums}")
     return " ".join(parts) + mark

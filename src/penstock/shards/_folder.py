@@ -26,7 +26,7 @@ from penstock.shards._blocks import WINDOW_BYTES
 from penstock.shards._gather import gather_fixed, gather_lengths, gather_ragged, gather_spans, gather_stream
 from penstock.shards._layout import CHECKSUMS, num_blocks
 from penstock.shards._manifest import FileEntry, Manifest, ShardEntry, read_manifest
-from penstock.shards._open_shards import OPEN_FILES, OpenShards
+from penstock.shards._open_shards import OpenShards, pieces
 from penstock.shards._provenance import read_provenance, verify_provenance
 from penstock.shards._shard import Io, Shard, changed, resolve_io
 from penstock.shards._storage import Spans, check_span
@@ -68,7 +68,7 @@ class ShardFolder:
     def read_ragged(self, column: Column, indices: NDArray[np.int64]) -> Ragged:
         """Samples of a ragged column, side by side."""
         read = gather_ragged if self.io == "map" else _pread_ragged
-        parts = [read(self.shards, column, indices[begin:end]) for begin, end in self._pieces(len(indices))]
+        parts = [read(self.shards, column, each) for each in pieces(indices, len(self.manifest.shards))]
         return parts[0] if len(parts) == 1 else Ragged.concatenate(parts)
 
     def read_spans(self, column: Column, spans: Spans, out: NDArray[Any]) -> None:
@@ -154,13 +154,6 @@ class ShardFolder:
     def check_samples(self, column: Column, begin: int, end: int) -> None:
         """Check samples `begin` to `end` of a column now, so that no read has to."""
         self.shards.check_samples(column, begin, end)
-
-    def _pieces(self, num_indices: int) -> list[tuple[int, int]]:
-        """Split a read so that no piece needs more than a quarter of the shards that may be open."""
-        size = OPEN_FILES.limit // 4
-        if num_indices <= size or len(self.manifest.shards) <= size:
-            return [(0, num_indices)]
-        return [(begin, min(begin + size, num_indices)) for begin in range(0, num_indices, size)]
 
 
 def _pread_fixed(shards: OpenShards, column: Column, indices: NDArray[np.int64], out: NDArray[Any]) -> None:

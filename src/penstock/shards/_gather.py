@@ -11,6 +11,7 @@ In the steady state it never stops.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -96,6 +97,34 @@ def gather_stream(source: InMemory, column: Column, firsts: NDArray[np.int64], o
             return
         first = int(firsts[place])
         source.prepare_elements(column, first, first + out.shape[1])
+
+
+class Gathered:
+    """The reads of a storage whose columns have addresses."""
+
+    def read_fixed(self: InMemory, column: Column, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Copy samples of a fixed column into `out`, converting to its dtype."""
+        gather_fixed(self, column, indices, out)
+
+    def read_ragged(self: InMemory, column: Column, indices: NDArray[np.int64]) -> Ragged:
+        """Samples of a ragged column, side by side."""
+        return gather_ragged(self, column, indices)
+
+    def read_spans(self: InMemory, column: Column, spans: Spans, out: NDArray[Any]) -> None:
+        """Copy parts of samples of a ragged column into the flat array `out`, converting to its dtype."""
+        gather_spans(self, column, spans, out)
+
+    def lengths_of(self: InMemory, column: Column, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Lengths of samples of a ragged column; indices must not be negative."""
+        return gather_lengths(self, column, indices)
+
+    def read_stream(self: InMemory, column: Column, firsts: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Copy a row of consecutive elements from each of `firsts`, over the borders of samples."""
+        gather_stream(self, column, firsts, out)
+
+    def provenance(self) -> Mapping[str, Any]:
+        """Empty: nothing says where the samples came from."""
+        return {}
 
 
 def _index_at(source: InMemory, indices: NDArray[np.int64], place: int) -> int:

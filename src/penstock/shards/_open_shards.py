@@ -24,7 +24,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -215,6 +215,14 @@ class OpenShards:
         return offsets_of([shard.num_values[column.name] for shard in self._manifest.shards])
 
 
+class Closing(Protocol):
+    """Who opened files, and can close some of them."""
+
+    def close_shards(self, numbers: set[int]) -> None:
+        """Forget these files; they close when the last reader is done with them."""
+        ...
+
+
 class OpenFiles:
     """The open shards of all datasets, oldest first."""
 
@@ -225,9 +233,9 @@ class OpenFiles:
     def reset(self) -> None:
         """Forget all of them (in a forked child)."""
         self._lock = threading.Lock()
-        self._order: deque[tuple[weakref.ref[OpenShards], int]] = deque()
+        self._order: deque[tuple[weakref.ref[Closing], int]] = deque()
 
-    def opened(self, owner: OpenShards, number: int) -> None:
+    def opened(self, owner: Closing, number: int) -> None:
         """Note that `owner` opened shard `number`."""
         with self._lock:
             self._order.append((weakref.ref(owner), number))
@@ -251,6 +259,16 @@ def _limit() -> int:
 
 
 OPEN_FILES = OpenFiles(_limit())
+
+
+def pieces(indices: NDArray[np.int64], num_files: int) -> list[NDArray[np.int64]]:
+    """Parts of a read, none of which needs more than a quarter of the files that may be open."""
+    size = OPEN_FILES.limit // 4
+    if len(indices) <= size or num_files <= size:
+        return [indices]
+    return [indices[begin : begin + size] for begin in range(0, len(indices), size)]
+
+
 _all: weakref.WeakSet[OpenShards] = weakref.WeakSet()
 
 
