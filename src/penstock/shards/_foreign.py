@@ -44,7 +44,7 @@ class OpenFiles(NamedTuple):
 
 def guess_files_format(path: str) -> FilesFormat | None:
     """Format of what a path or a pattern means; None if it is neither tars nor Arrow."""
-    if (Path(path) / MANIFEST_NAME).exists():
+    if os.path.exists(f"{path}/{MANIFEST_NAME}"):  # `os.path` raises nothing: opening the path says what is wrong
         return None
     if path.endswith(_COMPRESSED):
         raise FormatError(

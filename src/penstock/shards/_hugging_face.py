@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -50,7 +51,7 @@ class Found(NamedTuple):
 
 def is_saved_dataset(path: Path) -> bool:
     """Whether a folder is one that `save_to_disk` wrote."""
-    return (path / _STATE).is_file() or (path / _PARTS).is_file()
+    return os.path.isfile(path / _STATE) or os.path.isfile(path / _PARTS)
 
 
 def files_of_folder(folder: Path) -> tuple[list[Path], list[Path]]:
