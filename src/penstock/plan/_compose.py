@@ -25,8 +25,17 @@ from numpy.typing import NDArray
 from penstock.dataset import Samples, ShardLayer, check_mask_lengths, mask_column, packed_column, sample_layers
 from penstock.errors import FormatError, SchemaError
 from penstock.plan import _kernels
-from penstock.plan._rows import BatchArrays, Filling, Pieces, PieceSource, Rows, TokenColumns, offered
-from penstock.plan._stages import IGNORED, Pack, Pad
+from penstock.plan._rows import (
+    BatchArrays,
+    Filling,
+    Pieces,
+    PieceSource,
+    Rows,
+    TokenColumns,
+    costs_of_documents,
+    offered,
+)
+from penstock.plan._stages import ATTENTION, IGNORED, TOKENS, Pack, Pad
 from penstock.schema import Column, Ragged, Schema, join_samples, offsets_of, take_samples
 from penstock.shards import Spans, read_samples
 
@@ -76,6 +85,14 @@ class DocumentRows(PieceSource):
 
     def count_targets(self, rows: Rows) -> NDArray[np.int64]:
         return _count_targets(self._columns, self._pieces(rows))
+
+    def costs(self, rows: Rows, measure: str) -> NDArray[np.float64]:
+        """Of all documents in a row; what a column says of a split one counts where its first part is."""
+        pieces = self._pieces(rows)
+        costs = costs_of_documents(self.samples, self.kept, measure, pieces.stored, pieces.sizes)
+        if measure not in (TOKENS, ATTENTION):
+            costs[pieces.starts > 0] = 0
+        return np.bincount(pieces.rows, weights=costs, minlength=len(rows)).astype(np.float64, copy=False)
 
 
 def compose(

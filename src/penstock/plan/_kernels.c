@@ -263,3 +263,126 @@ KERNEL int64_t plan_lay_out(
     ((int64_t *)data_of(counted))[1] = longest;
     return DONE;
 }
+
+/* --- equal work ------------------------------------------------------------------------------------------------ */
+
+/* Rows in bins: those of bin b are `rows[starts[b]]` to `rows[starts[b + 1]]`, which cost `sums[b]` together. */
+typedef struct {
+    int64_t num_rows, num_bins;
+    const int64_t *costs, *starts;
+    int64_t *rows, *sums;
+} Bins;
+
+/* A heap of the bins that are not full, the cheapest first; of equal ones, the one with the least number. */
+static void sink(int64_t *heap, int64_t count, const int64_t *sums)
+{
+    for (int64_t at = 0, child = 1; child < count; child = 2 * at + 1) {
+        int64_t *left = heap + child, *right = left + (child + 1 < count);
+        int64_t *next = sums[*right] < sums[*left] || (sums[*right] == sums[*left] && *right < *left) ? right : left;
+        if (sums[heap[at]] < sums[*next] || (sums[heap[at]] == sums[*next] && heap[at] < *next))
+            return;
+        int64_t moved = heap[at];
+        heap[at] = *next, *next = moved;
+        at = next - heap;
+    }
+}
+
+/* The dearest row first, each to the cheapest bin that has a place left. */
+static void put_in_turn(Bins *bins, const int64_t *by_cost, int64_t *heap, int64_t *filled)
+{
+    int64_t count = 0;
+    for (int64_t bin = 0; bin < bins->num_bins; bin++) {
+        bins->sums[bin] = filled[bin] = 0;
+        if (bins->starts[bin + 1] > bins->starts[bin])
+            heap[count++] = bin;
+    }
+    for (int64_t k = 0; k < bins->num_rows; k++) {
+        int64_t bin = heap[0], begin = bins->starts[bin];
+        bins->rows[begin + filled[bin]++] = by_cost[k];
+        bins->sums[bin] += bins->costs[by_cost[k]];
+        if (begin + filled[bin] == bins->starts[bin + 1])
+            heap[0] = heap[--count];
+        sink(heap, count, bins->sums);
+    }
+}
+
+/* Exchanges of up to `most` rows of a bin for as many of another: which one leaves least in the dearer of both bins. */
+typedef struct {
+    int64_t most, least;
+    int64_t *ours[2], *theirs[2], other;
+} Exchange;
+
+static void try_with(Bins *bins, Exchange *exchange, int64_t top, int64_t other)
+{
+    int64_t *ours = bins->rows + bins->starts[top], *our_end = bins->rows + bins->starts[top + 1];
+    int64_t *theirs = bins->rows + bins->starts[other], *their_end = bins->rows + bins->starts[other + 1];
+    const int64_t *cost = bins->costs;
+    for (int64_t *a = ours; a < our_end; a++)
+        for (int64_t *b = exchange->most > 1 ? a + 1 : a; b < our_end && (exchange->most > 1 || b == a); b++)
+            for (int64_t *c = theirs; c < their_end; c++)
+                for (int64_t *d = exchange->most > 1 ? c + 1 : c; d < their_end && (exchange->most > 1 || d == c); d++) {
+                    int64_t less = cost[*a] - cost[*c] + (exchange->most > 1 ? cost[*b] - cost[*d] : 0);
+                    int64_t left = greatest(bins->sums[top] - less, bins->sums[other] + less);
+                    if (left < exchange->least)
+                        *exchange = (Exchange){exchange->most, left, {a, b}, {c, d}, other};
+                }
+}
+
+static int64_t dearest(const Bins *bins)
+{
+    int64_t top = 0;
+    for (int64_t bin = 1; bin < bins->num_bins; bin++)
+        top = bins->sums[bin] > bins->sums[top] ? bin : top;
+    return top;
+}
+
+/* Makes the dearest bin cheaper as long as an exchange does; returns whether one did. `work` bounds what is tried. */
+static bool exchange_best(Bins *bins, int64_t top, int64_t most, int64_t *work)
+{
+    Exchange exchange = {.most = most, .least = bins->sums[top], .other = -1};
+    for (int64_t other = 0; other < bins->num_bins; other++) {
+        int64_t ours = bins->starts[top + 1] - bins->starts[top], theirs = bins->starts[other + 1] - bins->starts[other];
+        *work -= most > 1 ? ours * (ours - 1) / 2 * (theirs * (theirs - 1) / 2) : ours * theirs;
+        if (*work < 0)
+            return false;
+        if (other != top)
+            try_with(bins, &exchange, top, other);
+    }
+    if (exchange.other < 0)
+        return false;
+    for (int64_t k = 0; k < most; k++) {
+        int64_t *one = exchange.ours[k], *other = exchange.theirs[k], less = bins->costs[*one] - bins->costs[*other];
+        int64_t moved = *one;
+        *one = *other, *other = moved;
+        bins->sums[top] -= less, bins->sums[exchange.other] += less;
+    }
+    return true;
+}
+
+/* Deals rows to bins of fixed sizes so that their costs are as equal as exchanges of one and two rows make them.
+
+   `by_cost` are the rows, the dearest first; `starts` says where each bin begins in `rows`, and finally their number;
+   `scratch` has two places for each bin. Stops at 0.1 % above the mean, or after `work` exchanges were tried. */
+KERNEL int64_t plan_deal(
+    const Object *costs, const Object *by_cost, const Object *starts, int64_t work, const Object *scratch,
+    const Object *sums, const Object *rows)
+{
+    int64_t num_rows = size_of(costs), num_bins = size_of(sums), total = 0;
+    if (!is_int64(costs) || !is_int64(by_cost) || size_of(by_cost) != num_rows || !is_int64(starts) || num_bins < 1 ||
+        size_of(starts) != num_bins + 1 || !is_int64(scratch) || !is_writeable(scratch) ||
+        size_of(scratch) < 2 * num_bins || !is_int64(sums) || !is_writeable(sums) || !is_int64(rows) ||
+        !is_writeable(rows) || size_of(rows) != num_rows || ((int64_t *)data_of(starts))[num_bins] != num_rows)
+        return REFUSED;
+    Bins bins = {num_rows, num_bins, data_of(costs), data_of(starts), data_of(rows), data_of(sums)};
+    int64_t *heap = data_of(scratch);
+    put_in_turn(&bins, data_of(by_cost), heap, heap + num_bins);
+    for (int64_t row = 0; row < num_rows; row++)
+        total += bins.costs[row];
+    int64_t mean = total / num_bins, top = dearest(&bins);
+    while (bins.sums[top] - mean > mean >> 10) {
+        if (!exchange_best(&bins, top, 1, &work) && !exchange_best(&bins, top, 2, &work))
+            break;
+        top = dearest(&bins);
+    }
+    return DONE;
+}

@@ -18,6 +18,8 @@ _count_set = kernel("plan_count_set", *[ARRAY] * 3)
 _collect = kernel("plan_collect", *[ARRAY] * 8, INT, *[ARRAY] * 3)
 _find_targets = kernel("plan_find_targets", *[ARRAY] * 3, INT, ARRAY)
 _lay_out = kernel("plan_lay_out", *[ARRAY] * 4, INT, INT, *[ARRAY] * 7)
+_deal = kernel("plan_deal", *[ARRAY] * 3, INT, *[ARRAY] * 3)
+_LEAST_WORK, _ROUNDS = 1 << 14, 2
 
 
 def extent(numbers: NDArray[np.int64]) -> tuple[int, int]:
@@ -88,3 +90,15 @@ def lay_out(
     _lay_out(row_offsets, sizes, bases, is_target, shifted, pad, *filled, counted)
     num_segments, longest = counted.tolist()
     return num_segments, longest
+
+
+def deal(costs: NDArray[np.int64], starts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(rows bin by bin, what each bin costs), costs as equal as bins of these sizes allow, or nearly so.
+
+    Bin b has rows `starts[b]` to `starts[b + 1]` of those returned. Costs are not negative, and 2**40 at most.
+    """
+    dealt, sums = np.empty(len(costs), np.int64), np.empty(len(starts) - 1, np.int64)
+    work = max(_LEAST_WORK, _ROUNDS * len(costs) * len(costs) // len(sums))
+    by_cost = np.argsort(-costs, kind="stable")
+    _deal(costs, by_cost, starts, work, np.empty(2 * len(sums), np.int64), sums, dealt)
+    return dealt, sums

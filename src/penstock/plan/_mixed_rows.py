@@ -143,6 +143,12 @@ class MixedRows(RowSource):
                 found.append(Reads(ranges, layers))
         return found
 
+    def costs(self, rows: Rows, measure: str) -> NDArray[np.float64]:
+        found = np.zeros(len(rows))
+        for number, places, own in self._turns(rows):
+            found[places] = self.sources[number].costs(own, measure)
+        return found
+
     def mixing(self) -> list[Mixing]:
         return [found for source in self.sources for found in source.mixing()]
 

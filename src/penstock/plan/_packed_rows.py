@@ -55,7 +55,7 @@ from penstock.plan._accounts import DocumentTrace, Ledger, Mixing, trace_documen
 from penstock.plan._compose import DocumentRows
 from penstock.plan._orders import Epochs, PageHints
 from penstock.plan._rows import Pieces, Rows
-from penstock.plan._stages import Pack, Shuffle
+from penstock.plan._stages import ATTENTION, Pack, Shuffle
 from penstock.plan._uses import Reads, RowRange
 from penstock.schema import offsets_of
 
@@ -194,6 +194,8 @@ class PackedRows(DocumentRows):
         self._blocks = PackedBlocks(self._pack, stage.settings.length, num_kept=self.epochs.group)
         self._row_targets = np.zeros(self.num_rows, np.min_scalar_type(stage.settings.length))
         """Targets in each row of the data, if no mask hides any: the same in all epochs, like the lengths in a row."""
+        self._row_attention = np.zeros(self.num_rows)
+        """The squared lengths in each row, added up."""
         self._is_counted = np.zeros(len(index.rows_per_window), np.bool_)
 
     @property
@@ -227,11 +229,18 @@ class PackedRows(DocumentRows):
     def count_targets(self, rows: Rows) -> NDArray[np.int64]:
         if self.mask is not None:
             return super().count_targets(rows)
-        counts = np.empty(len(rows), np.int64)
+        return self._look_up(self._row_targets, rows).astype(np.int64)
+
+    def costs(self, rows: Rows, measure: str) -> NDArray[np.float64]:
+        return self._look_up(self._row_attention, rows) if measure == ATTENTION else super().costs(rows, measure)
+
+    def _look_up(self, table: NDArray[Any], rows: Rows) -> NDArray[Any]:
+        """The entry of each row in a table of the data's rows."""
+        found = np.empty(len(rows), table.dtype)
         for epoch, places, data_rows in self.epochs.locate(rows):
             self._count_windows_of(epoch, data_rows)
-            counts[places] = self._row_targets[data_rows]
-        return counts
+            found[places] = table[data_rows]
+        return found
 
     def _count_windows_of(self, epoch: int, data_rows: NDArray[np.int64]) -> None:
         """Pack the windows that no epoch has packed yet."""
@@ -272,6 +281,7 @@ class PackedRows(DocumentRows):
             packing = packing.reordered(order)
         first, end = self.epochs.row_starts[number : number + 2].tolist()
         self._row_targets[first:end] = np.diff(offsets_of(packing.lengths - 1)[packing.row_offsets])
+        self._row_attention[first:end] = np.diff(offsets_of(packing.lengths**2)[packing.row_offsets])
         self._is_counted[number] = True
         return PackedBlock.of(packing, self.stage.settings.length, int(self.index.window_starts[number]))
 

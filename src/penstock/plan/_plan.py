@@ -18,16 +18,19 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import StageError, whole_number
 from penstock.identity import digest
 from penstock.order import ORDER_VERSION
 from penstock.plan._accounts import COUNTED_BATCH, DocumentTrace, Ledger, Mixing
+from penstock.plan._dealing import Dealer, Imbalance, find_costs
 from penstock.plan._mapping import is_marked_pure, is_pure
 from penstock.plan._reading import BatchReader, TargetSums
 from penstock.plan._rows import BatchArrays, OutputArrays, RowSource, resize_epoch
 from penstock.plan._stages import (
+    ATTENTION,
     LEGAL_ORDER,
     Balanced,
     Batch,
@@ -44,6 +47,7 @@ from penstock.plan._stages import (
     Weighted,
     Window,
     check_next,
+    costs_of,
     with_groups,
     without_groups,
 )
@@ -155,6 +159,7 @@ class Plan(Verbs["Plan"]):
             self.row_source.is_rectangular
             and not self.has_maps
             and self._batch is not None
+            and self._batch.balance is None
             and self._batch.tail not in ("pad", "even")
         )
 
@@ -176,6 +181,8 @@ class Plan(Verbs["Plan"]):
             vars(plan)["row_source"] = self.row_source  # neither changes the rows, and counting packed ones takes time
         if isinstance(stage, (TakeRows, Skip, Repeat)):
             vars(plan)["row_source"] = resize_epoch(self.row_source, stage)
+        if isinstance(stage, Batch) and stage.balance is not None:
+            find_costs(plan.row_source, np.arange(min(1, plan.num_rows)), costs_of(stage.balance))  # or an error now
         if isinstance(stage, (Cast, Weighted, Balanced, Window, Pack, Pad)):
             plan.row_source  # noqa: B018 - a column that does not fit is an error here, not at the first batch
         return plan
@@ -293,7 +300,7 @@ class Plan(Verbs["Plan"]):
 
     def documents(self, step: int, epoch: int = 0, rank: int = 0, world_size: int = 1) -> list[DocumentTrace]:
         """What a batch was made of: every document, with its place in the batch and the file and row it came from."""
-        rows, _ = self.steps.rows_at(self.steps.row_of(step, epoch), rank, world_size)
+        rows, _ = self._reader.rows_at(self.steps.row_of(step, epoch), rank, world_size)
         return self.row_source.trace(rows)
 
     def show(
@@ -324,6 +331,26 @@ class Plan(Verbs["Plan"]):
         Empty if none is, or if the shuffle reaches everything at once.
         """
         return self.row_source.mixing()
+
+    def imbalance(
+        self, world_size: int, *, balance: str | Mapping[str, float] | None = None, num_steps: int = 64
+    ) -> Imbalance:
+        """How long ranks wait for the one with the longest documents, in some steps of the first epoch.
+
+        Args:
+            world_size: Number of training processes.
+            balance: What is counted, as in batch(balance=...), which is also the default; "attention" without it.
+            num_steps: How many batches are looked at, in four places of the epoch.
+
+        Raises:
+            StageError: the plan has no batch() yet, or all its rows cost the same.
+        """
+        said = self.steps and self._batch and self._batch.balance
+        dealer = Dealer(self.row_source, self.steps, costs_of(balance or said or ATTENTION))
+        total = self.num_batches()
+        firsts = np.linspace(0, max(0, total - num_steps // 4), 4).astype(np.int64)
+        found = np.unique(firsts[:, None] + np.arange(max(1, num_steps // 4)))
+        return dealer.imbalance([self.row_of(step) for step in found[found < total].tolist()], world_size)
 
     def ledger(self, epoch: int = 0, *, try_maps: bool = False) -> Ledger:
         """The account of an epoch: every token placed exactly once, and what padding, cuts, tails and failures cost.
@@ -418,7 +445,13 @@ class Plan(Verbs["Plan"]):
     def _reader(self) -> BatchReader:
         pieces = self.row_source.piece_source
         targets = None if pieces is None else TargetSums(pieces)
-        return BatchReader(self.row_source, self.steps, self._maps, self.source.map_seed(self.stages), targets)
+        seed = self.source.map_seed(self.stages)
+        return BatchReader(self.row_source, self.steps, self._maps, seed, targets, self._dealer)
+
+    @functools.cached_property
+    def _dealer(self) -> Dealer | None:
+        balance = None if self._batch is None else self._batch.balance
+        return None if balance is None else Dealer(self.row_source, self.steps, costs_of(balance))
 
 
 def _order_fingerprint(order_identity: Any) -> str:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from penstock.order import derive_key
 from penstock.plan._compose import ROW_TARGETS
+from penstock.plan._dealing import Dealer
 from penstock.plan._mapping import first_row, run_map
 from penstock.plan._rows import BatchArrays, PieceSource, Rows, RowSource
 from penstock.plan._stages import IGNORED, Map
@@ -88,12 +89,14 @@ class BatchReader:
     """What the generators of mapped functions derive from."""
     targets: TargetSums | None
     """Of rows that are made of pieces."""
+    dealer: Dealer | None = None
+    """What deals rows to ranks by their costs; without one, they are dealt in turn."""
 
     def read_at(
         self, row: int, rank: int, world_size: int, part: int, num_parts: int, out: Mapping[str, NDArray[Any]] | None
     ) -> BatchArrays:
         """A rank's part of the batch that starts at an absolute row."""
-        own, is_repeated = self.steps.rows_at(row, rank, world_size, part, num_parts)
+        own, is_repeated = self.rows_at(row, rank, world_size, part, num_parts)
         batch = self.rows.read(own, out)
         is_hidden = is_repeated if self.steps.tail == "pad" else None
         if is_hidden is not None and self.rows.makes_labels:
@@ -110,20 +113,28 @@ class BatchReader:
             batch[IS_REPEATED] = is_repeated
         return batch
 
+    def rows_at(
+        self, row: int, rank: int, world_size: int, part: int = 0, num_parts: int = 1
+    ) -> tuple[Rows, NDArray[np.bool_] | None]:
+        """(absolute rows of a rank's part of the batch at `row`, which of them only fill it up; None if none can)."""
+        return (self.dealer or self.steps).rows_at(row, rank, world_size, part, num_parts)
+
     def reads(self, begin: int, end: int, ranks: Iterable[int], world_size: int) -> Iterator[Reads]:
         """What ranks read for the batches from row `begin` on, where one starts, up to row `end`."""
         size, tail, own = self.steps.global_size, self.steps.tail, tuple(ranks)
+        reach = size if self.dealer is not None else 0
+        if self.targets is not None:  # a batch says how many targets all ranks have
+            reach = max(reach, self.targets.reach(size))
         if self.rows.num_rows == 0:
             return
         parts = [part for _, part in RowRange(begin, end).epochs(self.rows.num_rows)]
-        for part in [RowRange(begin, end)] if tail == "carry" and self.targets is None else parts:
+        for part in [RowRange(begin, end)] if tail == "carry" and not reach else parts:
             rows = RowRange(part.begin, part.end, world_size, tuple((part.begin + rank) % world_size for rank in own))
             first = part.begin // self.rows.num_rows * self.rows.num_rows
             stop = first + self.rows.num_rows
-            if self.targets is None:
+            if not reach:
                 yield from self.rows.reads(rows)
-            else:  # a batch says how many targets all ranks have
-                reach = self.targets.reach(size)
+            else:
                 wider = RowRange(max(first, part.begin - reach), min(stop, part.end + reach))
                 yield from (Reads(spans.widened(reach, part), layers) for spans, layers in self.rows.reads(wider))
             if tail in ("pad", "even") and part.end > stop - size:  # what fills up the last batch is read with it

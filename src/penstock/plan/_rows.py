@@ -37,10 +37,10 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from penstock.dataset import Samples
-from penstock.errors import StageError
+from penstock.errors import SchemaError, StageError
 from penstock.order import MAX_ROWS
 from penstock.plan._accounts import DocumentTrace, Ledger, Mixing
-from penstock.plan._stages import Pack, Pad, Repeat, Skip, TakeRows
+from penstock.plan._stages import ATTENTION, TOKENS, Pack, Pad, Repeat, Skip, TakeRows
 from penstock.plan._uses import Reads, RowRange
 from penstock.schema import Column, dtype_name, offsets_of
 
@@ -119,6 +119,15 @@ class RowSource(ABC):
     def schedule_until(self, end: int) -> Mapping[int, Mapping[str, float]]:
         """Shares of a mixture's sources by the row from which on they hold, before row `end`; empty if they stay."""
         return {}
+
+    def costs(self, rows: Rows, measure: str) -> NDArray[np.float64]:
+        """What each row costs: its tokens, their attention, or the values of a column, by name.
+
+        Raises:
+            SchemaError: there is no such column of numbers.
+            StageError: all rows cost the same.
+        """
+        raise StageError(f"batch(balance={measure!r}): rows of window() have no documents, so all cost the same.")
 
     @abstractmethod
     def will_need(self, row: int) -> None:
@@ -255,6 +264,29 @@ def offered(out: Mapping[str, NDArray[Any]] | None, key: str, shape: tuple[int, 
     return array
 
 
+def costs_of_documents(
+    samples: Samples, columns: Mapping[str, Column], measure: str, stored: NDArray[np.int64], sizes: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """What documents, or pieces of them, cost; `sizes` are their tokens, and `columns` may be named as well.
+
+    Raises:
+        SchemaError: there is no such column, or it does not hold numbers.
+    """
+    if measure in (TOKENS, ATTENTION):
+        tokens = sizes.astype(np.float64)
+        return tokens if measure == TOKENS else tokens * tokens
+    column = columns.get(measure)
+    if column is None or column.is_ragged or column.shape or column.dtype.kind not in "biuf":
+        found = "the rows have none of this name" if column is None else f"it is {column.spec}"
+        raise SchemaError(
+            f'batch(balance={measure!r}): "tokens", "attention" or a column of one number per sample is needed; '
+            f"{found}. pack(keep=...) and pad(keep=...) carry columns."
+        )
+    values = np.empty(len(stored), column.dtype)
+    samples.storage.read_fixed(column, stored, values)
+    return values.astype(np.float64)
+
+
 OneOrMany = TypeVar("OneOrMany", int, Rows)
 
 
@@ -319,6 +351,9 @@ class ResizedRows(RowSource):
         by = self._find(rows.begin) - rows.begin
         found = self.inner.reads(rows.shifted(by))
         return [Reads(spans.shifted(-by), layers) for spans, layers in found]
+
+    def costs(self, rows: Rows, measure: str) -> NDArray[np.float64]:
+        return self.inner.costs(self._find(rows), measure)
 
     def mixing(self) -> list[Mixing]:
         return self.inner.mixing()

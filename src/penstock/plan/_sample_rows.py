@@ -34,10 +34,10 @@ from penstock.errors import SchemaError
 from penstock.plan._accounts import DocumentTrace, Drawn, Ledger, Mixing, trace_document
 from penstock.plan._compose import DocumentRows
 from penstock.plan._orders import BucketedOrder, Epochs, PageHints, SampleOrder, even_windows, sample_bytes
-from penstock.plan._rows import BatchArrays, OutputArrays, Pieces, Rows, RowSource, offered
-from penstock.plan._stages import IGNORED, Cast, Pad, Shuffle, Window
+from penstock.plan._rows import BatchArrays, OutputArrays, Pieces, Rows, RowSource, costs_of_documents, offered
+from penstock.plan._stages import ATTENTION, IGNORED, TOKENS, Cast, Pad, Shuffle, Window
 from penstock.plan._uses import Reads, RowRange
-from penstock.schema import Schema, dtype_from_name, dtype_name, offsets_of
+from penstock.schema import Column, Schema, dtype_from_name, dtype_name, offsets_of
 from penstock.shards import Storage
 
 _LARGE_SAMPLE_BYTES = 64 << 10
@@ -108,6 +108,29 @@ class SampleRows(OrderedRows):
     def output_arrays(self, num_rows: int) -> OutputArrays:
         fixed = [(column, dtype) for column, dtype in self._columns if not column.is_ragged]
         return {column.name: ((num_rows, *column.shape), dtype_name(dtype)) for column, dtype in fixed}
+
+    def costs(self, rows: Rows, measure: str) -> NDArray[np.float64]:
+        stored = self.samples.locate(self.order.find(rows))
+        columns = {column.name: column for column, _ in self._columns}
+        is_length = measure in (TOKENS, ATTENTION)
+        sizes = self.samples.storage.lengths_of(self._counted, stored) if is_length else stored
+        return costs_of_documents(self.samples, columns, measure, stored, sizes)
+
+    @property
+    def _counted(self) -> Column:
+        """The column whose lengths are what a sample has of tokens: "tokens", or the only ragged one.
+
+        Raises:
+            SchemaError: there is none, or more than one.
+        """
+        ragged = [column for column, _ in self._columns if column.kind == "ragged"]
+        counted = [column for column in ragged if column.name == TOKENS] or ragged
+        if len(counted) != 1:
+            found = ", ".join(repr(column.name) for column in counted) or "none"
+            raise SchemaError(
+                f"batch(): rows that differ in length need a ragged column 'tokens', or only one; there is {found}."
+            )
+        return counted[0]
 
     def ledger(self, epoch: int) -> Ledger:
         drawn = None if self.order.is_once else Drawn.of(self.order.count(epoch))

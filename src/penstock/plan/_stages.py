@@ -12,8 +12,10 @@ would have to run on every document before the first row is known. Do it when th
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -29,6 +31,10 @@ Labels = Literal["next", "same"]
 Positions = Literal["restart", "continue"]
 Side = Literal["right", "left"]
 OnFault = Literal["raise", "skip"]
+
+Costs = tuple[tuple[str, float], ...]
+"""(measure, weight): "tokens", "attention" or a column, each counted so many times."""
+TOKENS, ATTENTION = "tokens", "attention"
 
 IGNORED = -100
 """The label where nothing is predicted; torch's losses leave it out."""
@@ -49,6 +55,25 @@ def _check_names(stage: Stage, name: str) -> None:
     """Refuse what cannot be names of columns."""
     if not all(isinstance(each, str) for each in getattr(stage, name)):
         raise TypeError(f"{stage.verb}({name}={getattr(stage, name)!r}): the names of columns are needed.")
+
+
+def costs_of(balance: object) -> Costs:
+    """What batch(balance=...) counts: one measure, or a weighted sum of several.
+
+    Raises:
+        TypeError: it is neither a name nor names with numbers.
+        ValueError: there are none, or a weight is not positive.
+    """
+    if isinstance(balance, str):
+        return ((balance, 1.0),)
+    items = tuple(balance.items()) if isinstance(balance, Mapping) else balance
+    if not isinstance(items, tuple) or not all(
+        isinstance(name, str) and isinstance(weight, Real) for name, weight in items
+    ):
+        raise TypeError(f'batch(balance={balance!r}): "attention", "tokens", a column, or {{name: weight}} is needed.')
+    if not items or not all(0 < weight < math.inf for _, weight in items):
+        raise ValueError(f"batch(balance={balance!r}): at least one name, and weights above 0, are needed.")
+    return tuple((name, float(weight)) for name, weight in items)
 
 
 class SampleWeights:
@@ -260,10 +285,14 @@ class Batch:
     level: ClassVar[int] = 6
     global_size: int
     tail: Tail = "carry"
+    balance: str | Costs | None = None
+    """As the user said; a mapping is kept as its items."""
 
     def __post_init__(self) -> None:
         _make_whole(self, "global_size", at_least=1, at_most=2**40)
         _check_choice(self, "tail", Tail)
+        if self.balance is not None and not isinstance(self.balance, str):
+            object.__setattr__(self, "balance", costs_of(self.balance))
 
 
 Stage = Cast | Weighted | Balanced | Shuffle | Window | Pack | Pad | TakeRows | Skip | Repeat | Map | Batch

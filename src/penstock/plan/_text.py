@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from penstock.errors import StageError, counted, printable
 from penstock.identity import function_identity, importable_name
 from penstock.plan._accounts import DocumentTrace
-from penstock.plan._stages import IGNORED, Cast, Map, Pack, SampleWeights, Stage, Weighted, with_groups
+from penstock.plan._stages import IGNORED, Batch, Cast, Map, Pack, SampleWeights, Stage, Weighted, with_groups
 
 _DECIDING = {
     "sample": ("weights", "rows", "replacement"),
@@ -56,6 +56,8 @@ def stage_identity(stage: Stage) -> Any:
     settings = dataclasses.asdict(stage)
     if isinstance(stage, Pack) and not stage.keep:
         del settings["keep"]  # plans from before there was one keep their fingerprints
+    if isinstance(stage, Batch) and stage.balance is None:
+        del settings["balance"]  # as above
     if isinstance(stage, Weighted) and isinstance(stage.weights, SampleWeights):
         settings["weights"] = [stage.weights.identity]
     return [stage.verb, settings]
@@ -83,7 +85,7 @@ def stage_arguments(stage: Stage) -> dict[str, Any]:
                 f.name: getattr(value, f.name) for f in dataclasses.fields(value) if getattr(value, f.name) != f.default
             }
         elif value != field.default:
-            arguments[field.name] = value
+            arguments[field.name] = dict(value) if field.name == "balance" and isinstance(value, tuple) else value
     return arguments
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from numpy.typing import ArrayLike, DTypeLike
@@ -186,14 +186,20 @@ class Verbs(ABC, Generic[PlanType]):
         stage = Map(function=function, batched=batched, ragged=_names(ragged), on_error=on_error)
         return self.with_stage(stage)
 
-    def batch(self, global_size: int, *, tail: Tail = "carry") -> PlanType:
+    def batch(
+        self, global_size: int, *, tail: Tail = "carry", balance: str | Mapping[str, float] | None = None
+    ) -> PlanType:
         """Cut the rows into batches of `global_size`, counted over all ranks.
 
         Args:
             tail: What becomes of an epoch's last rows: "carry" joins them with the next epoch's first, for training;
                 "even" gives every rank as many of them, one at least, for evaluation; see docs/plans.md for the rest.
+            balance: Deal the rows of each batch to ranks and micro-batches so that all cost the same: "attention" (the
+                sum of squared document lengths), "tokens", a column of numbers, or a weighted sum of these, as in
+                `{"tokens": 1, "attention": 1 / 4096}`. None deals them in turn.
         """
-        return self.with_stage(Batch(global_size=global_size, tail=tail))
+        shown: dict[str, Any] = {"tail": tail, "balance": balance}
+        return self.with_stage(Batch(global_size=global_size, **shown))
 
 
 class PlanInput(Protocol):
