@@ -71,6 +71,15 @@ def test_rows_of_uneven_length_arrive_as_they_were_sent(lengths: list[int], is_b
     assert same(travelled({"x": ragged}), {"x": ragged})
 
 
+@given(st.lists(st.lists(st.binary(max_size=3), max_size=3), max_size=4))
+def test_rows_of_several_byte_strings_arrive_as_they_were_sent(rows: list[list[bytes]]) -> None:
+    strings = [each for row in rows for each in row]
+    values = Ragged.from_lengths(np.frombuffer(b"".join(strings), np.uint8), list(map(len, strings)), True)
+    ragged = Ragged.from_lengths(values, list(map(len, rows)))
+    assert same(travelled({"x": ragged}), {"x": ragged})
+    assert list(travelled({"x": [ragged]})["x"][0]) == rows
+
+
 @given(st.dictionaries(NAMES, ARRAYS, min_size=1, max_size=5))
 def test_a_body_is_a_safetensors_file_whose_arrays_are_aligned(batch: dict[str, Any]) -> None:
     body = b"".join(encode(batch, "one").buffers)

@@ -19,10 +19,18 @@ from .strategies import Written, files_of, random_samples, scratch, write
 
 BLOCK_BYTES = 512 << 10
 
+COLUMNS = {
+    "tokens": "uint16[*]",
+    "label": "int64",
+    "pair": "float32[*,2]",
+    "jpeg": "bytes",
+    "half": "bfloat16[3]",
+    "pictures": "bytes[*]",
+}
 SMALL = Written(
-    {"tokens": "uint16[*]", "label": "int64", "pair": "float32[*,2]", "jpeg": "bytes", "half": "bfloat16[3]"},
+    COLUMNS,
     random_samples(
-        {"tokens": "uint16[*]", "label": "int64", "pair": "float32[*,2]", "jpeg": "bytes", "half": "bfloat16[3]"},
+        COLUMNS,
         [5, 0, 3, 20, 1, 7, 7, 0, 11, 2, 9, 4],
         seed=11,
     ),
@@ -31,7 +39,7 @@ SMALL = Written(
 
 
 def write_small(path: Path) -> Path:
-    """A dataset of five columns in a few shards: copies of files written once, because every write waits for a disk."""
+    """A dataset of six columns in a few shards: copies of files written once, because every write waits for a disk."""
     path.mkdir()
     for name, raw in _small_files().items():
         (path / name).write_bytes(raw)

@@ -68,14 +68,22 @@ def read_shard(path: Path, entry: dict[str, Any], columns: dict[str, str]) -> di
 
 
 def in_file_order(header: dict[str, Any], columns: dict[str, str]) -> list[str]:
-    parts = [[f"{name}.values", f"{name}.offsets"] if is_ragged(spec) else [name] for name, spec in columns.items()]
+    parts = [parts_of(name, spec) for name, spec in columns.items()]
     names = [*(name for part in parts for name in part), "__crc32c__"]
     return sorted(names, key=lambda name: -ITEM_BYTES[header[name]["dtype"]])
+
+
+def parts_of(name: str, spec: str) -> list[str]:
+    if spec == "bytes[*]":
+        return [*parts_of(name, "bytes"), *parts_of(f"{name}.sizes", "int64[*]")]
+    return [f"{name}.values", f"{name}.offsets"] if is_ragged(spec) else [name]
 
 
 def split(tensors: dict[str, Any], name: str, spec: str, entry: dict[str, Any]) -> list[bytes]:
     """One column of a shard, sample by sample."""
     count = entry["samples"]
+    if spec == "bytes[*]":
+        return join(split(tensors, name, "bytes", entry), split(tensors, f"{name}.sizes", "int64[*]", entry))
     if not is_ragged(spec):
         shape, data = tensors[name]
         assert shape == [count, *sizes(spec)]
@@ -88,6 +96,19 @@ def split(tensors: dict[str, Any], name: str, spec: str, entry: dict[str, Any]) 
     assert (edges[0], edges[-1], sorted(edges)) == (0, total, list(edges))
     width = len(data) // total if total else 0
     return [data[begin * width : end * width] for begin, end in itertools.pairwise(edges)]
+
+
+def join(samples: list[bytes], sizes: list[bytes]) -> list[bytes]:
+    """Samples of several byte strings, the size of each before it."""
+    joined = []
+    for sample, packed in zip(samples, sizes, strict=True):
+        numbers = struct.unpack(f"<{len(packed) // 8}q", packed)
+        assert (sum(numbers), min(numbers, default=0) >= 0) == (len(sample), True)
+        ends = itertools.accumulate(numbers)
+        joined.append(
+            b"".join(struct.pack("<q", n) + sample[end - n : end] for n, end in zip(numbers, ends, strict=True))
+        )
+    return joined
 
 
 def is_ragged(spec: str) -> bool:

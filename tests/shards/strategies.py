@@ -62,6 +62,8 @@ def random_array(rng: np.random.Generator, dtype: np.dtype[Any], shape: tuple[in
 def random_value(rng: np.random.Generator, column: Column, length: int) -> Any:
     if column.kind == "bytes":
         return rng.bytes(length)
+    if column.kind == "byte_strings":
+        return [rng.bytes(int(size)) for size in rng.integers(0, 5, length % 4)]
     shape = (length, *column.shape) if column.is_ragged else column.shape
     return random_array(rng, column.dtype, shape)
 
@@ -79,8 +81,8 @@ def random_samples(columns: Mapping[str, str], lengths: list[int], seed: int) ->
 @st.composite
 def specs(draw: st.DrawFn) -> str:
     """Any type that a column can have, sizes of 0 included."""
-    if draw(st.integers(0, 6)) == 0:
-        return "bytes"
+    if draw(st.integers(0, 4)) == 0:
+        return draw(st.sampled_from(["bytes", "bytes[*]"]))
     sizes = [str(size) for size in draw(st.lists(st.integers(0, 4), max_size=3))]
     if draw(st.booleans()):
         sizes.insert(0, "*")
@@ -126,6 +128,8 @@ def to_bytes(value: Any) -> tuple[Any, ...]:
     """What must be equal: dtype, shape and every byte."""
     if isinstance(value, bytes):
         return (value,)
+    if isinstance(value, list):
+        return len(value), b"".join(len(each).to_bytes(8, "little") + each for each in value)
     array = np.asarray(value)
     return array.dtype, array.shape, array.tobytes()
 
@@ -145,6 +149,10 @@ def assert_columns(found: Mapping[str, Any], written: Written, samples: list[Sam
         assert isinstance(values, Ragged) == column.is_ragged
         if not column.is_ragged:
             assert to_bytes(values) == to_bytes(_stack(column, expected))
+            continue
+        assert values.is_nested == (column.kind == "byte_strings")
+        if values.is_nested:
+            assert list(values) == expected
             continue
         assert values.values.dtype == column.dtype
         assert values.values.shape[1:] == column.shape

@@ -136,7 +136,11 @@ def _lengths(folder: ShardFolder, column: Column) -> Iterator[NDArray[np.int64]]
         yield folder.lengths(column, begin, min(begin + _CHUNK, folder.num_samples))
 
 
-def _preview(column: Column, value: NDArray[Any]) -> str:
+def _preview(column: Column, value: Any) -> str:
+    if column.kind == "byte_strings":
+        sizes = ", ".join(f"{size:,}" for size in value.lengths[:_SHOWN_ITEMS].tolist())
+        more = ", …" if len(value) > _SHOWN_ITEMS else ""
+        return f"{counted(len(value), 'byte string')}" + (f" of {sizes}{more} bytes" if len(value) else "")
     if column.kind == "bytes":
         raw = value[:_SHOWN_BYTES].tobytes()
         return f"{raw!r}{' …' if len(value) > _SHOWN_BYTES else ''} ({counted(len(value), 'byte')})"

@@ -220,8 +220,9 @@ def _shorten(text: str) -> str:
 def _size(manifest: Manifest, column: Column) -> str:
     if not column.is_ragged:
         return format_bytes(column.item_bytes * manifest.num_samples)
-    count = sum(shard.num_values[column.name] for shard in manifest.shards)
-    return f"{format_bytes(count * column.item_bytes)}, {counted(count, 'value')}"
+    counts = [sum(shard.num_values[part.name] for shard in manifest.shards) for part in column.stored]
+    what = "value" if len(counts) == 1 else "byte string"
+    return f"{format_bytes(counts[0] * column.item_bytes)}, {counted(counts[-1], what)}"
 
 
 def _in_words(value: Any) -> str:

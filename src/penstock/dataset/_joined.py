@@ -113,7 +113,7 @@ def count_elements(part: Samples, column: Column) -> int:
     """Elements of a column in all samples of a part."""
     if part.are_whole:
         return part.storage.num_elements(column)
-    return int(part.lengths(column).sum()) if column.is_ragged else len(part)
+    return int(part.lengths(column.stored[0]).sum()) if column.is_ragged else len(part)
 
 
 class ConcatStorage(JoinedStorage):
@@ -199,7 +199,7 @@ class ConcatStorage(JoinedStorage):
     def num_elements(self, column: Column) -> int:
         return int(self.element_starts(column)[-1])
 
-    def value(self, column: Column, index: int) -> NDArray[Any]:
+    def value(self, column: Column, index: int) -> Any:
         [(part, _, own)] = self.shares(from_front(np.array([index]), self.num_samples))
         return part.storage.value(column, part.locate_one(int(own[0])))
 
@@ -306,7 +306,7 @@ class ZipStorage(JoinedStorage):
     def num_elements(self, column: Column) -> int:
         return count_elements(self.owners[column.name], column)
 
-    def value(self, column: Column, index: int) -> NDArray[Any]:
+    def value(self, column: Column, index: int) -> Any:
         part = self.owners[column.name]
         return part.storage.value(column, part.locate_one(index))
 
@@ -384,7 +384,7 @@ def _compare(one: AnyDataset, other: AnyDataset, name: str) -> None:
 def _are_equal(one: Ragged | NDArray[Any], other: Ragged | NDArray[Any]) -> bool:
     """Whether all samples are equal, compared in one go."""
     if isinstance(one, Ragged) and isinstance(other, Ragged):
-        return np.array_equal(one.offsets, other.offsets) and np.array_equal(one.values, other.values)
+        return np.array_equal(one.offsets, other.offsets) and _are_equal(one.values, other.values)
     return not isinstance(one, Ragged) and not isinstance(other, Ragged) and np.array_equal(one, other)
 
 

@@ -354,8 +354,10 @@ def _output(column: Column, num_samples: int, given: NDArray[Any] | None) -> NDA
     return given
 
 
-def _present(column: Column, value: NDArray[Any]) -> Any:
-    """What a caller gets for one value: bytes, a number, a small copy, or a large view."""
+def _present(column: Column, value: Any) -> Any:
+    """What a caller gets for one value: bytes, a list of them, a number, a small copy, or a large view."""
+    if column.kind == "byte_strings":
+        return list(value)
     if column.kind == "bytes":
         return value.tobytes()
     if value.ndim == 0:

@@ -145,9 +145,9 @@ class UnfoldedStorage:
     def num_elements(self, column: Column) -> int:
         if not column.is_ragged:
             return self.num_samples
-        return int(self.lengths(column, 0, self.num_samples).sum())
+        return int(self.lengths(column.stored[0], 0, self.num_samples).sum())
 
-    def value(self, column: Column, index: int) -> NDArray[Any]:
+    def value(self, column: Column, index: int) -> Any:
         (window,) = from_front(np.array([index]), self.num_samples)
         if column.name not in self._cut:
             return self.steps.storage.value(column, self.steps.locate_one(int(self.series(window))))

@@ -38,7 +38,7 @@ class PlacedArray(NamedTuple):
 class PlacedRagged(NamedTuple):
     """A ragged column in a slot."""
 
-    values: PlacedArray
+    values: PlacedArray | PlacedRagged
     offsets: PlacedArray
     is_bytes: bool
 

@@ -290,7 +290,7 @@ class SlotPool(Generic[SomeSlot]):
 
 def _copy(value: Any) -> Any:
     if isinstance(value, Ragged):
-        return Ragged(value.values.copy(), value.offsets.copy(), value.is_bytes)
+        return Ragged(_copy(value.values), value.offsets.copy(), value.is_bytes)
     if type(value) is list:
         return [_copy(inner) for inner in value]
     if type(value) is dict:

@@ -36,7 +36,7 @@ from penstock.plan._rows import (
     offered,
 )
 from penstock.plan._stages import ATTENTION, IGNORED, TOKENS, Pack, Pad
-from penstock.schema import Column, Ragged, Schema, join_samples, offsets_of, take_samples
+from penstock.schema import Column, Schema, join_samples, offsets_of, take_samples
 from penstock.shards import Spans, read_samples
 
 ROW_TARGETS = "row_targets"
@@ -252,18 +252,13 @@ def kept_columns(schema: Schema, stage: Pack | Pad, tokens: Column) -> dict[str,
     """The columns that a stage keeps beside the tokens.
 
     Raises:
-        SchemaError: there is no such column, its name is taken, or its values belong to neither documents nor tokens.
+        SchemaError: there is no such column, or its name is taken.
     """
     found = {}
     for name in stage.keep:
         column = schema[name]
         if name in RESERVED or name == tokens.name:
             raise SchemaError(f"{stage.verb}(keep={name!r}): a batch has something of this name already.")
-        if column.kind == "ragged" and column.shape:
-            raise SchemaError(
-                f"{stage.verb}(keep={name!r}): column {name!r} is {column.spec}; one value per document or per token "
-                "is needed."
-            )
         found[name] = column
     return found
 
@@ -281,7 +276,7 @@ def compose_beside(
     order = None if len(fillings) == 1 else np.argsort(rows, kind="stable")
     kept: dict[str, Any] = {}
     for name, column in fillings[0].columns.kept.items():
-        if column.kind == "ragged":
+        if column.is_per_token:
             kept[name] = _per_token(name, fillings, spans, offered(out, name, shape, column.dtype))
         else:
             kept[name] = _per_document(name, fillings, order)
@@ -303,7 +298,7 @@ def _per_token(name: str, fillings: Sequence[Filling], spans: Sequence[Spans], o
     return out
 
 
-def _per_document(name: str, fillings: Sequence[Filling], order: NDArray[np.int64] | None) -> NDArray[Any] | Ragged:
+def _per_document(name: str, fillings: Sequence[Filling], order: NDArray[np.int64] | None) -> Any:
     found = [
         read_samples(columns.samples.storage, columns.kept[name], pieces.stored) for columns, _, pieces in fillings
     ]

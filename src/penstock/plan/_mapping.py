@@ -12,6 +12,7 @@ What a batch holds after a map of rows: the values that the function returned, r
                                 of uneven length: a `Ragged`, as columns of uneven length are in any batch
                                 uneven in another dimension: a list of arrays, one per row
     bytes                       a `Ragged` of byte strings
+    lists of bytes              a `Ragged` of several byte strings for each row
     str                         a list
     dict                        a dict of columns, by the same rules
     lists that are not arrays   a list of lists of arrays
@@ -38,7 +39,7 @@ from penstock.errors import SchemaError, printable
 from penstock.identity import names_used
 from penstock.order import derive_key
 from penstock.plan._stages import Map
-from penstock.schema import Ragged, array_of_tensor, exact_array
+from penstock.schema import Ragged, array_of_tensor, exact_array, is_byte_strings
 
 Row = Mapping[str, Any]
 
@@ -89,6 +90,9 @@ class RowResults:
         if all(isinstance(value, bytes) for value in values):
             joined = np.frombuffer(bytearray().join(values), np.uint8)
             return Ragged.from_lengths(joined, [len(value) for value in values], is_bytes=True)
+        if is_byte_strings(values):
+            strings = self._join(key, [string for value in values for string in value], [], None)
+            return Ragged.from_lengths(strings, [len(value) for value in values])
         arrays = [_as_array(value) for value in values]
         if any(array is None for array in arrays) and all(isinstance(value, list | tuple) for value in values):
             return [self._list(key, value) for value in values]

@@ -236,11 +236,9 @@ def _interleave(
     """One column from the same column of several sources, each with the places its rows go to."""
     first = parts[0][1]
     if isinstance(first, Ragged):
-        samples: list[Any] = [None] * num_rows
-        for places, part in parts:
-            for place, sample in zip(places.tolist(), part, strict=True):
-                samples[place] = np.frombuffer(sample, np.uint8) if part.is_bytes else sample
-        return Ragged.from_lengths(np.concatenate(samples), [len(sample) for sample in samples], first.is_bytes)
+        order = np.empty(num_rows, np.int64)
+        order[np.concatenate([places for places, _ in parts])] = np.arange(num_rows)
+        return Ragged.concatenate([part for _, part in parts]).take(order)
     whole = offered(out, key, (num_rows, *first.shape[1:]), first.dtype)
     for places, part in parts:
         whole[places] = part
@@ -249,8 +247,8 @@ def _interleave(
 
 def _spec(value: Any) -> str:
     """A column of a batch, written as schemas are."""
-    if isinstance(value, Ragged) and value.is_bytes:
-        return "bytes"
+    if isinstance(value, Ragged) and (value.is_bytes or value.is_nested):
+        return "bytes" if value.is_bytes else "bytes[*]"
     array, first = (value.values, ["*"]) if isinstance(value, Ragged) else (value, [])
     sizes = [*first, *map(str, array.shape[1:])]
     return f"{array.dtype}[{','.join(sizes)}]" if sizes else str(array.dtype)

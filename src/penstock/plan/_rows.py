@@ -190,7 +190,7 @@ class PieceSource(RowSource):
             return {}
         shape = (num_rows, self.row_length)
         per_token = {
-            name: (shape, dtype_name(column.dtype)) for name, column in self.kept.items() if column.kind == "ragged"
+            name: (shape, dtype_name(column.dtype)) for name, column in self.kept.items() if column.is_per_token
         }
         return {
             **dict.fromkeys(("input_ids", "labels", "position_ids"), (shape, "int64")),

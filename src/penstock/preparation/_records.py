@@ -112,7 +112,7 @@ class TaskRecord:
 
     def fits(self, specification: Specification, num_splits: int) -> bool:
         """Whether a task of that many splits could have made this; a record from a stranger may not."""
-        ragged = {column.name for column in specification.schema.columns if column.is_ragged}
+        ragged = {column.name for column in specification.schema.stored.columns if column.is_ragged}
         return (
             self.shelf == ("ready" if specification.shuffle is None else "dealt")
             and len(self.splits) == num_splits

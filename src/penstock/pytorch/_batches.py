@@ -34,8 +34,8 @@ if hasattr(torch, "float8_e8m0fnu"):  # from 2.7 on
 def as_tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
     """The batch with tensors in place of arrays; nothing is copied.
 
-    A ragged column becomes a `Ragged` of tensors, byte strings a list of `bytes`, in lists and dicts too; numbers stay
-    as they are, and so do arrays of what no tensor holds.
+    A ragged column becomes a `Ragged` of tensors, byte strings a list of `bytes`, several of them a list
+    of lists, in lists and dicts too; numbers stay as they are, and so do arrays of what no tensor holds.
     """
     tensors: dict[str, Any] = {}
     for key, value in batch.items():
@@ -150,7 +150,7 @@ def _convert(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return _tensor(value)
     if isinstance(value, Ragged):
-        if value.is_bytes:
+        if value.is_bytes or value.is_nested:
             return list(value)
         return Ragged(_tensor(value.values), _tensor(value.offsets))  # type: ignore[arg-type]
     if type(value) is dict:

@@ -17,7 +17,7 @@ from penstock.schema._dtypes import (
     exact_array,
     name_of_dtype,
 )
-from penstock.schema._ragged import Ragged, join_samples, offsets_of, take_samples
+from penstock.schema._ragged import Ragged, is_byte_strings, join_parts, join_samples, offsets_of, take_samples
 
 __all__ = [
     "HASH_COLUMN",
@@ -32,6 +32,8 @@ __all__ = [
     "dtype_name",
     "dtype_tag",
     "exact_array",
+    "is_byte_strings",
+    "join_parts",
     "join_samples",
     "name_of_dtype",
     "offsets_of",

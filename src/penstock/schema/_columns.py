@@ -5,6 +5,7 @@
 "uint16[*]"           an array whose first dimension differs from sample to sample
 "float32[*,16]"       the same, followed by fixed dimensions
 "bytes"               a byte string: an encoded image, a text
+"bytes[*]"            any number of byte strings: the images of a document
 
 A stored schema may have one more column, `__xxh64__`: a hash of each sample, which Penstock writes and never shows.
 """
@@ -23,7 +24,7 @@ import numpy as np
 from penstock.errors import SchemaError, did_you_mean
 from penstock.schema._dtypes import dtype_from_name, dtype_name
 
-Kind = Literal["fixed", "ragged", "bytes"]
+Kind = Literal["fixed", "ragged", "bytes", "byte_strings"]
 
 MAX_COLUMNS = 1024
 MAX_DIMENSIONS = 32
@@ -61,13 +62,13 @@ class Column:
                 f"{reprlib.repr(name)} cannot name a column: "
                 "1 to 200 printable characters, no dot, not starting with '__'."
             )
-        if spec == "bytes":
-            return cls(name, np.dtype("u1"), (), "bytes")
+        if spec in ("bytes", "bytes[*]"):
+            return cls(name, np.dtype("u1"), (), "bytes" if spec == "bytes" else "byte_strings")
         match = _SPEC.fullmatch(spec) if isinstance(spec, str) else None
         if match is None:
             raise SchemaError(
                 f"Column {name!r} has the type {reprlib.repr(spec)}. "
-                "Write 'int64', 'uint8[224,224,3]', 'uint16[*]' or 'bytes'."
+                "Write 'int64', 'uint8[224,224,3]', 'uint16[*]', 'bytes' or 'bytes[*]'."
             )
         kind, shape = _parse_shape(name, spec, match["shape"])
         dtype = dtype_from_name(match["dtype"])
@@ -77,8 +78,8 @@ class Column:
     @property
     def spec(self) -> str:
         """The one-line description that `parse` reads."""
-        if self.kind == "bytes":
-            return "bytes"
+        if self.kind in ("bytes", "byte_strings"):
+            return "bytes" if self.kind == "bytes" else "bytes[*]"
         dimensions = [*(["*"] if self.is_ragged else []), *map(str, self.shape)]
         return dtype_name(self.dtype) + (f"[{','.join(dimensions)}]" if dimensions else "")
 
@@ -86,6 +87,22 @@ class Column:
     def is_ragged(self) -> bool:
         """Whether samples differ in length; byte strings do."""
         return self.kind != "fixed"
+
+    @property
+    def is_per_token(self) -> bool:
+        """Whether a sample can have a number for each of its tokens, as a loss mask has."""
+        return self.kind == "ragged" and not self.shape
+
+    @property
+    def stored(self) -> tuple[Column, ...]:
+        """The columns that a shard holds for it: the strings of a `bytes[*]` lie side by side, with their sizes beside.
+
+        No other column's tensors have the names of the sizes', because no name has a dot.
+        """
+        if self.kind != "byte_strings":
+            return (self,)
+        sizes = Column(f"{self.name}.sizes", np.dtype("<i8"), (), "ragged")
+        return (Column(self.name, self.dtype, (), "bytes"), sizes)
 
     @property
     def num_items(self) -> int:
@@ -151,6 +168,13 @@ class Schema(Mapping[str, Column]):
     def with_hashes(self) -> Schema:
         """The same columns, plus a hash of each sample."""
         return Schema((*self.columns, Column(HASH_COLUMN, np.dtype("<u8"), ())))
+
+    @property
+    def stored(self) -> Schema:
+        """The columns that a shard holds."""
+        if all(column.kind != "byte_strings" for column in self.columns):
+            return self
+        return Schema(tuple(part for column in self.columns for part in column.stored))
 
     @property
     def shown(self) -> Schema:

@@ -11,6 +11,7 @@ hold:
 
     {"tensor": "x"}                      the tensor x
     {"ragged": "x", "bytes": false}      rows of uneven length: the tensors x.values and x.offsets
+    {"strings": "x"}                     rows of byte strings: x.values, x.strings (where each begins) and x.offsets
     {"raw": "x"}                         a byte string: the tensor x, of uint8
     {"dict": {…}}, {"list": […]}, {"tuple": […]}    of forms
     {"json": value}                      text, numbers, true, false, null
@@ -155,6 +156,11 @@ def _form_of(value: Any, name: str, arrays: dict[str, NDArray[Any]]) -> dict[str
     match value:
         case np.ndarray() if value.dtype.kind in "biufcV":
             return {"tensor": _add(arrays, name, value)}
+        case Ragged() if value.is_nested:
+            _add(arrays, f"{name}.values", value.values.values)
+            _add(arrays, f"{name}.strings", value.values.offsets)
+            _add(arrays, f"{name}.offsets", value.offsets)
+            return {"strings": name}
         case Ragged():
             _add(arrays, f"{name}.values", value.values)
             _add(arrays, f"{name}.offsets", value.offsets)
@@ -275,12 +281,15 @@ def _check_sizes(tensors: dict[str, PlacedArray], num_bytes: int) -> None:
         raise FormatError(f"The server's answer has {num_bytes:,} bytes of tensors that claim to be {claimed:,}.")
 
 
-def _placed_ragged(values: PlacedArray, offsets: PlacedArray, is_bytes: bool, body: memoryview) -> PlacedRagged:
+def _placed_ragged(
+    values: PlacedArray | PlacedRagged, offsets: PlacedArray, is_bytes: bool, body: memoryview
+) -> PlacedRagged:
     """Rows that lie within their values."""
     edges = offsets.view(body)
     is_rising = edges.dtype == np.int64 and edges.ndim == 1 and bool((edges[1:] >= edges[:-1]).all())
-    is_within = is_rising and len(edges) and edges[0] >= 0 and edges[-1] <= values.shape[0]
-    if not is_within or (is_bytes and values.dtype != "uint8"):
+    num_values = values.shape[0] if isinstance(values, PlacedArray) else values.offsets.shape[0] - 1
+    is_within = is_rising and len(edges) and edges[0] >= 0 and edges[-1] <= num_values
+    if not is_within or (is_bytes and (not isinstance(values, PlacedArray) or values.dtype != "uint8")):
         raise FormatError("Rows of uneven length in the server's answer do not lie within their values.")
     return PlacedRagged(values, offsets, is_bytes)
 
@@ -299,6 +308,14 @@ def _build(form: dict[str, Any], tensors: dict[str, PlacedArray], body: memoryvi
             if not is_inside:
                 return ragged
             return Ragged(values.view(body).copy(), offsets.view(body).copy(), ragged.is_bytes)
+        case "strings":
+            name = form["strings"]
+            values, edges, offsets = (tensors.pop(f"{name}.{part}") for part in ("values", "strings", "offsets"))
+            nested = _placed_ragged(_placed_ragged(values, edges, True, body), offsets, False, body)
+            if not is_inside:
+                return nested
+            strings = Ragged(values.view(body).copy(), edges.view(body).copy(), is_bytes=True)
+            return Ragged(strings, offsets.view(body).copy())
         case "raw":
             return tensors.pop(form["raw"]).view(body).tobytes()
         case "dict":

@@ -31,8 +31,18 @@ from numpy.typing import NDArray
 
 from penstock.errors import FormatError, SchemaError
 from penstock.filesystem import MappedFile
-from penstock.schema import Column, Ragged, Schema, common_dtype, dtype_from_name, dtype_name, exact_array, offsets_of
-from penstock.shards._convert import convert_batch
+from penstock.schema import (
+    Column,
+    Ragged,
+    Schema,
+    common_dtype,
+    dtype_from_name,
+    dtype_name,
+    exact_array,
+    is_byte_strings,
+    offsets_of,
+)
+from penstock.shards._convert import convert_batch, stored_columns
 from penstock.shards._gather import Gathered
 from penstock.shards._layout import BLOCK_BYTES, checksum
 from penstock.shards._storage import COUNT, FILE, OFFSETS, READY, SIZE, STATE, VALUES, Table, column_slots
@@ -54,7 +64,7 @@ class ArrayStorage(Gathered):
         attributes: Mapping[str, Any] | None = None,
     ) -> None:
         self.schema = schema
-        self._columns = dict(columns)
+        self._columns = stored_columns(columns)
         self._file = file
         self._identity = identity
         self.attributes: Mapping[str, Any] = attributes or {}
@@ -88,11 +98,13 @@ class ArrayStorage(Gathered):
         """Elements of a column in all samples."""
         return int(self.value_starts[column.name][-1])
 
-    def value(self, column: Column, index: int) -> NDArray[Any]:
+    def value(self, column: Column, index: int) -> Any:
         """One sample of a column, read-only."""
         self._check_size()
         if not -self.num_samples <= index < self.num_samples:
             raise IndexError(f"Index {index} is out of range for {self.num_samples:,} samples.")
+        if column.kind == "byte_strings":
+            return self.read_ragged(column, np.array([index % self.num_samples])).values
         stored = self._columns[column.name]
         if isinstance(stored, Ragged):
             index %= self.num_samples
@@ -105,7 +117,7 @@ class ArrayStorage(Gathered):
 
     def lengths(self, column: Column, begin: int, end: int) -> NDArray[np.int64]:
         """Lengths of samples `begin` to `end` of a ragged column."""
-        stored = self._columns[column.name]
+        stored = self._columns[column.stored[-1].name]
         assert isinstance(stored, Ragged)
         return np.diff(stored.offsets[begin : end + 1])
 
@@ -140,10 +152,10 @@ class ArrayStorage(Gathered):
             self._file.check_size()
 
     def _build_table(self) -> Table:
-        table = Table.empty(1, len(self.schema))
+        table = Table.empty(1, len(self.schema.stored))
         row = table.rows[0]
         row[FILE], row[SIZE] = (-1, 0) if self._file is None else (self._file.descriptor, self._file.size)
-        for column in self.schema.columns:
+        for column in self.schema.stored.columns:
             slot, stored = self.slots[column.name], self._columns[column.name]
             row[slot + STATE] = READY
             if isinstance(stored, Ragged):
@@ -180,6 +192,8 @@ def storage_of_arrays(arrays: Mapping[str, Any], attributes: Mapping[str, Any] |
 def _own(column: Column, value: Any) -> Ragged | NDArray[Any]:
     """`value` as contiguous arrays, which kernels can read by address."""
     stored = convert_batch(column, value)
+    if isinstance(stored, Ragged) and stored.is_nested:
+        return stored
     if isinstance(stored, Ragged):
         values, offsets = np.ascontiguousarray(stored.values), np.ascontiguousarray(stored.offsets)
         return Ragged(values, offsets, stored.is_bytes)
@@ -190,10 +204,14 @@ def _spec(name: str, value: Any) -> str:
     """Type of the column that can hold `value`."""
     if isinstance(value, Ragged):
         values = value.values
+        if value.is_nested:
+            return "bytes[*]"
         return "bytes" if value.is_bytes else Column(name, values.dtype, values.shape[1:], "ragged").spec
     if isinstance(value, (list, tuple)) and len(value):
         if all(isinstance(sample, bytes) for sample in value):
             return "bytes"
+        if is_byte_strings(value):
+            return "bytes[*]"
         samples = [_as_array(name, sample) for sample in value]
         if samples[0].ndim and len({sample.shape for sample in samples}) > 1:
             # An empty list is an array of float64, which says nothing about the column.

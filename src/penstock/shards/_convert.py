@@ -28,8 +28,10 @@ from penstock.shards import _hash_kernels
 from penstock.shards._provenance import ORIGIN_COLUMN, ORIGIN_SPEC
 
 
-def convert_sample(column: Column, value: Any) -> NDArray[Any]:
-    """One sample of a column as an array: `column.shape`, or `[n, *column.shape]` when ragged."""
+def convert_sample(column: Column, value: Any) -> Any:
+    """One sample as an array: `column.shape`, or `[n, *column.shape]` when ragged; byte strings as a `Ragged`."""
+    if column.kind == "byte_strings":
+        return _convert_byte_strings(column, [value]).values
     if column.kind == "bytes":
         return _convert_bytes(column, value)
     array = _convert_dtype(column, value)
@@ -43,6 +45,8 @@ def convert_batch(column: Column, value: Any) -> Ragged | NDArray[Any]:
     if not column.is_ragged:
         array = _convert_dtype(column, value)
         return _check_items(column, array)
+    if column.kind == "byte_strings":
+        return _convert_byte_strings(column, value)
     if isinstance(value, Ragged):
         values = _convert_dtype(column, value.values)
         offsets = np.asarray(value.offsets, np.int64)
@@ -54,11 +58,44 @@ def convert_batch(column: Column, value: Any) -> Ragged | NDArray[Any]:
                 f"Column {column.name!r}: the offsets must be non-decreasing, from 0 to the number of values."
             )
         return Ragged(_check_items(column, values), offsets, column.kind == "bytes")
-    if not isinstance(value, Iterable):
-        raise SchemaError(f"Column {column.name!r}: a batch has one value per sample; {type(value).__name__} has none.")
+    _check_batch(column, value)
     samples = [convert_sample(column, sample) for sample in value]
     values = np.concatenate(samples) if samples else np.empty((0, *column.shape), column.dtype)
     return Ragged.from_lengths(values, [len(sample) for sample in samples], column.kind == "bytes")
+
+
+def _check_batch(column: Column, value: Any) -> None:
+    if not isinstance(value, Iterable):
+        raise SchemaError(f"Column {column.name!r}: a batch has one value per sample; {type(value).__name__} has none.")
+
+
+def _convert_byte_strings(column: Column, value: Any) -> Ragged:
+    each = Column(column.name, column.dtype, (), "bytes")
+    if isinstance(value, Ragged) and value.is_nested:
+        counts = convert_batch(each, Ragged(np.empty(len(value.values), np.uint8), value.offsets))
+        assert isinstance(counts, Ragged)
+        return Ragged(convert_batch(each, value.values), counts.offsets)
+    _check_batch(column, value)
+    samples = list(value)
+    for sample in samples:
+        if not isinstance(sample, (list, tuple)):
+            raise SchemaError(
+                f"Column {column.name!r} holds lists of byte strings; this sample is {type(sample).__name__}."
+            )
+    return Ragged.from_lengths(
+        convert_batch(each, [string for sample in samples for string in sample]), [len(sample) for sample in samples]
+    )
+
+
+def stored_columns(batch: Mapping[str, Ragged | NDArray[Any]]) -> dict[str, Ragged | NDArray[Any]]:
+    """A converted batch as shards hold it: see `Column.stored`."""
+    found: dict[str, Ragged | NDArray[Any]] = {}
+    for name, values in batch.items():
+        if isinstance(values, Ragged) and values.is_nested:
+            found[name], found[f"{name}.sizes"] = values.parts
+        else:
+            found[name] = values
+    return found
 
 
 def _convert_bytes(column: Column, value: Any) -> NDArray[np.uint8]:
@@ -158,8 +195,9 @@ def content_columns(schema: Schema) -> tuple[str, ...]:
 
 
 def hash_samples(columns: Sequence[Ragged | NDArray[Any]]) -> Hashes:
-    """One hash per sample over all of these columns."""
-    hashes = [_hash_column(column) for column in columns]
+    """One hash per sample over all of these columns; several byte strings count as the two columns that are stored."""
+    parts = [part for column in columns for part in (column.parts if isinstance(column, Ragged) else (column,))]
+    hashes = [_hash_column(part) for part in parts]
     return hashes[0] if len(hashes) == 1 else _hash_column(np.stack(hashes, axis=1))
 
 

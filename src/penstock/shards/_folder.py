@@ -29,7 +29,7 @@ from penstock.shards._manifest import FileEntry, Manifest, ShardEntry, read_mani
 from penstock.shards._open_shards import OpenShards, pieces
 from penstock.shards._provenance import read_provenance, verify_provenance
 from penstock.shards._shard import Io, Shard, changed, resolve_io
-from penstock.shards._storage import Spans, check_span
+from penstock.shards._storage import Spans, check_span, nest
 
 Check = Literal["window", "open", "never"]
 
@@ -67,6 +67,9 @@ class ShardFolder:
 
     def read_ragged(self, column: Column, indices: NDArray[np.int64]) -> Ragged:
         """Samples of a ragged column, side by side."""
+        return nest(column, (self._read_stored(part, indices) for part in column.stored), self.path)
+
+    def _read_stored(self, column: Column, indices: NDArray[np.int64]) -> Ragged:
         read = gather_ragged if self.io == "map" else _pread_ragged
         parts = [read(self.shards, column, each) for each in pieces(indices, len(self.manifest.shards))]
         return parts[0] if len(parts) == 1 else Ragged.concatenate(parts)
@@ -78,6 +81,7 @@ class ShardFolder:
 
     def lengths_of(self, column: Column, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Lengths of samples of a ragged column; indices must not be negative."""
+        column = column.stored[-1]
         if self.io == "map":
             return gather_lengths(self.shards, column, indices)
         return np.array([self.shards.sample_length(column, index) for index in indices.tolist()], np.int64)
@@ -123,8 +127,10 @@ class ShardFolder:
         """Elements of a column in all samples."""
         return int(self.shards.value_starts[column.name][-1])
 
-    def value(self, column: Column, index: int) -> NDArray[Any]:
+    def value(self, column: Column, index: int) -> Any:
         """One sample of a column, read-only: a view of the map, or a private copy."""
+        if column.kind == "byte_strings":
+            return self.read_ragged(column, np.array([index])).values
         number, sample = self.shards.find(index)
         shard = self.shards.open_shard(number)
         self.shards.check_shard(shard, column, sample, sample + 1)
@@ -135,25 +141,28 @@ class ShardFolder:
 
     def lengths(self, column: Column, begin: int, end: int) -> NDArray[np.int64]:
         """Lengths of samples `begin` to `end` of a ragged column."""
-        return self.shards.lengths(column, begin, end)
+        return self.shards.lengths(column.stored[-1], begin, end)
 
     def will_need(self, column: Column, begin: int, end: int) -> None:
         """Tell the kernel that samples `begin` to `end` of a column are needed soon."""
         for number, first, last in self.shards.ranges(begin, end):
             shard = self.shards.open_shard(number)
             shard.file.check_size()
-            shard.will_need(column, first, last)
+            for part in column.stored:
+                shard.will_need(part, first, last)
 
     def dont_need(self, column: Column, begin: int, end: int) -> None:
         """Tell the kernel that samples `begin` to `end` of a column are no longer needed."""
         for number, first, last in self.shards.ranges(begin, end):
             shard = self.shards.open_shard(number)
             shard.file.check_size()
-            shard.dont_need(column, first, last)
+            for part in column.stored:
+                shard.dont_need(part, first, last)
 
     def check_samples(self, column: Column, begin: int, end: int) -> None:
         """Check samples `begin` to `end` of a column now, so that no read has to."""
-        self.shards.check_samples(column, begin, end)
+        for part in column.stored:
+            self.shards.check_samples(part, begin, end)
 
 
 def _pread_fixed(shards: OpenShards, column: Column, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
@@ -341,6 +350,16 @@ def _verify_offsets(shard: Shard) -> Iterator[str]:
     for column in shard.layout.schema.columns:
         for begin in range(0, shard.entry.num_samples if column.is_ragged else 0, step):
             try:
-                shard.offsets(column, begin, min(begin + step, shard.entry.num_samples))
+                _check_together(shard, column, begin, min(begin + step, shard.entry.num_samples))
             except (PenstockError, OSError) as error:
                 yield str(error)
+
+
+def _check_together(shard: Shard, column: Column, begin: int, end: int) -> None:
+    """Raise if offsets decrease or leave their values, or if byte strings are not as long as their sizes say."""
+    offsets = [shard.offsets(part, begin, end) for part in column.stored]
+    if len(offsets) > 1:
+        own, edges = offsets
+        sizes = shard.values(column.stored[1], int(edges[0]), int(edges[-1]))
+        strings = Ragged(np.broadcast_to(np.uint8(0), (int(own[-1] - own[0]),)), own - own[0], is_bytes=True)
+        nest(column, (strings, Ragged(sizes, edges - edges[0])), shard.file.path)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from penstock.schema import Column, Ragged
 from penstock.shards import _kernels
-from penstock.shards._storage import InMemory, Spans, check_span
+from penstock.shards._storage import InMemory, Spans, check_span, nest
 
 _BYTE = np.empty(0, np.uint8)
 
@@ -108,7 +108,7 @@ class Gathered:
 
     def read_ragged(self: InMemory, column: Column, indices: NDArray[np.int64]) -> Ragged:
         """Samples of a ragged column, side by side."""
-        return gather_ragged(self, column, indices)
+        return nest(column, (gather_ragged(self, part, indices) for part in column.stored), "the arrays")
 
     def read_spans(self: InMemory, column: Column, spans: Spans, out: NDArray[Any]) -> None:
         """Copy parts of samples of a ragged column into the flat array `out`, converting to its dtype."""
@@ -116,7 +116,7 @@ class Gathered:
 
     def lengths_of(self: InMemory, column: Column, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Lengths of samples of a ragged column; indices must not be negative."""
-        return gather_lengths(self, column, indices)
+        return gather_lengths(self, column.stored[-1], indices)
 
     def read_stream(self: InMemory, column: Column, firsts: NDArray[np.int64], out: NDArray[Any]) -> None:
         """Copy a row of consecutive elements from each of `firsts`, over the borders of samples."""

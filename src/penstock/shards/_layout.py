@@ -165,7 +165,7 @@ class _Kind:
 def _kinds(schema: Schema) -> tuple[_Kind, ...]:
     """The tensors of every shard of a schema, in file order."""
     found = []
-    for column in schema.columns:
+    for column in schema.stored.columns:
         counts = column.name if column.is_ragged else None
         found.append(_Kind(values_name(column), column.dtype, column.shape, column.item_bytes, counts))
         if column.is_ragged:

@@ -219,7 +219,7 @@ def _check_manifest(fields: Any, where: str) -> Manifest:
         check_attributes(attributes)
     except ValueError as error:
         raise FormatError(f"{where}: the attributes are not valid JSON: {error}.") from None
-    ragged = {column.name for column in schema.columns if column.is_ragged}
+    ragged = {column.name for column in schema.stored.columns if column.is_ragged}
     manifest = Manifest(
         schema,
         tuple(_check_shard(entry, ragged, where) for entry in shards),
@@ -238,7 +238,7 @@ def _check_totals(manifest: Manifest, samples: Any, where: str) -> None:
             f"{where}: 'samples' is {reprlib.repr(samples)}, but the shards hold {manifest.num_samples:,} "
             f"({_MAX_COUNT:,} is the limit)."
         )
-    for column in (column.name for column in manifest.schema.columns if column.is_ragged):
+    for column in (column.name for column in manifest.schema.stored.columns if column.is_ragged):
         num_values = sum(shard.num_values[column] for shard in manifest.shards)
         if num_values > _MAX_COUNT:
             raise FormatError(f"{where}: column {column!r} has {num_values:,} values; {_MAX_COUNT:,} is the limit.")

@@ -48,7 +48,7 @@ class OpenShards:
         self.starts = offsets_of([shard.num_samples for shard in manifest.shards])
         """Index of the first sample of each shard, and finally the number of samples."""
         self.num_samples = int(self.starts[-1])
-        self.value_starts = {column.name: self._value_starts(column) for column in manifest.schema.columns}
+        self.value_starts = {column.name: self._value_starts(column) for column in manifest.schema.stored.columns}
         self._fingerprint = manifest.fingerprint
         self._io = io
         self.is_trusted = is_trusted
@@ -60,7 +60,7 @@ class OpenShards:
         """Close every shard; the next read opens what it needs."""
         self._lock = threading.Lock()
         self._shards: dict[int, Shard] = {}
-        self.table = Table.empty(len(self._manifest.shards), len(self._manifest.schema))
+        self.table = Table.empty(len(self._manifest.shards), len(self._manifest.schema.stored))
 
     def find(self, index: int) -> tuple[int, int]:
         """(shard, sample within the shard) of one index."""

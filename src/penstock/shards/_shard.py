@@ -203,7 +203,7 @@ def _missing(folder: Path, name: str, fingerprint: str) -> Exception:
 def fill_row(table: Table, number: int, shard: Shard, slots: Mapping[str, int], *, is_trusted: bool) -> None:
     """Write where the columns of shard `number` lie; if `is_trusted`, its blocks are never checked."""
     assert isinstance(shard.file, MappedFile)
-    row, columns = table.rows[number], shard.layout.schema.columns
+    row, columns = table.rows[number], shard.layout.schema.stored.columns
     row[FILE], row[SIZE] = shard.file.descriptor, shard.file.size
     data = shard.file.address + shard.entry.header_bytes
     for column in columns:

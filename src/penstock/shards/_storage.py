@@ -19,7 +19,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.schema import Column, Ragged, Schema
+from penstock.errors import FormatError
+from penstock.schema import Column, Ragged, Schema, join_parts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,11 +103,11 @@ class Storage(Protocol):
         ...
 
     def num_elements(self, column: Column) -> int:
-        """Elements of a column in all samples."""
+        """Elements of a column in all samples; of several byte strings, their bytes."""
         ...
 
-    def value(self, column: Column, index: int) -> NDArray[Any]:
-        """One sample of a column, read-only, without a copy if possible."""
+    def value(self, column: Column, index: int) -> Any:
+        """One sample of a column, read-only, without a copy if possible; several byte strings are a `Ragged`."""
         ...
 
     def lengths(self, column: Column, begin: int, end: int) -> NDArray[np.int64]:
@@ -194,4 +195,22 @@ class InMemory(Protocol):
 
 def column_slots(schema: Schema) -> dict[str, int]:
     """Where the numbers of each column begin in a row of a table."""
-    return {name: FIRST_COLUMN + COLUMN_WIDTH * place for place, name in enumerate(schema)}
+    return {name: FIRST_COLUMN + COLUMN_WIDTH * place for place, name in enumerate(schema.stored)}
+
+
+def nest(column: Column, parts: Iterable[Ragged], where: object) -> Ragged:
+    """A ragged column from what is stored of it.
+
+    Raises:
+        FormatError: what is stored does not fit together.
+    """
+    stored = tuple(parts)
+    if len(stored) == 1:
+        return stored[0]
+    try:
+        return join_parts(*stored)
+    except ValueError as error:
+        raise FormatError(
+            f"{where}: column {column.name!r}: {error}. The data was not written by Penstock, or was changed; prepare "
+            "it again."
+        ) from None

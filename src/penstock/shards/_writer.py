@@ -24,7 +24,7 @@ from penstock.errors import SchemaError, check_choice
 from penstock.filesystem import local_path
 from penstock.identity import digest
 from penstock.schema import HASH_COLUMN, Column, Ragged, Schema
-from penstock.shards._convert import convert_batch, convert_sample, hash_content
+from penstock.shards._convert import convert_batch, convert_sample, hash_content, stored_columns
 from penstock.shards._layout import (
     CHECKSUMS,
     block_checksums,
@@ -52,12 +52,12 @@ class ShardWriter:
     """
 
     def __init__(self, schema: Schema, shard_bytes: int, store: Store) -> None:
-        self.schema = schema
+        self.schema, self._stored = schema, schema.stored
         self.shards: list[ShardEntry] = []
         self._shard_bytes = shard_bytes
         self._store = store
         self._number = 0
-        self._buffer = _ShardBuffer(schema, shard_bytes)
+        self._buffer = _ShardBuffer(self._stored, shard_bytes)
 
     def restart(self, store: Store, *, first_number: int) -> None:
         """Start over with new shards in the same memory: fresh pages would cost as much as the copy.
@@ -71,12 +71,14 @@ class ShardWriter:
         self._number = first_number
         self._buffer.clear()
 
-    def append_sample(self, converted: Mapping[str, NDArray[Any]]) -> None:
+    def append_sample(self, converted: Mapping[str, Any]) -> None:
         """Add one sample, converted by `convert_sample`."""
         if HASH_COLUMN in self.schema:
             hashed = hash_content(self.schema, {name: _alone(self.schema[name], converted[name]) for name in converted})
             converted = {**converted, HASH_COLUMN: hashed[0]}
-        added = sum(_sample_bytes(column, converted[column.name]) for column in self.schema.columns)
+        if self._stored is not self.schema:
+            converted = _stored_sample(converted)
+        added = sum(_sample_bytes(column, converted[column.name]) for column in self._stored.columns)
         if self._buffer.num_samples and self._buffer.num_bytes + added > self._shard_bytes:
             self._finish_shard()
         self._buffer.append_sample(converted)
@@ -93,8 +95,9 @@ class ShardWriter:
         """Add samples converted by `convert_columns`."""
         if HASH_COLUMN in self.schema:
             batch = {**batch, HASH_COLUMN: hash_content(self.schema, batch)}
+        batch = stored_columns(batch)
         num_samples = len(next(iter(batch.values())))
-        ends = np.cumsum(_batch_bytes(self.schema, batch, num_samples))
+        ends = np.cumsum(_batch_bytes(self._stored, batch, num_samples))
         begin, used = 0, 0
         while begin < num_samples:
             room = self._shard_bytes - self._buffer.num_bytes
@@ -241,9 +244,21 @@ class _ShardBuffer:
         self.num_samples = 0
 
 
-def _alone(column: Column, value: NDArray[Any]) -> Ragged | NDArray[Any]:
+def _alone(column: Column, value: Any) -> Ragged | NDArray[Any]:
     """One converted sample of a column as a batch of one."""
-    return Ragged(value, np.array([0, len(value)])) if column.is_ragged else value[None]
+    batch: Ragged | NDArray[Any] = Ragged(value, np.array([0, len(value)])) if column.is_ragged else value[None]
+    return batch
+
+
+def _stored_sample(converted: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    """One converted sample as shards hold it: see `Column.stored`."""
+    stored: dict[str, NDArray[Any]] = {}
+    for name, value in converted.items():
+        if isinstance(value, Ragged):
+            stored[name], stored[f"{name}.sizes"] = value.values, value.lengths
+        else:
+            stored[name] = value
+    return stored
 
 
 def _sample_bytes(column: Column, value: NDArray[Any]) -> int:

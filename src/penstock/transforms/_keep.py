@@ -1,9 +1,9 @@
 """Columns stored as they are: a label, a URL, a score beside the tokens; or all of them (`KeepColumns`).
 
-Text and byte strings become "bytes", numbers and booleans keep their dtype, lists of numbers become ragged
-columns. A type must hold for the whole dataset, while a source may guess it again for each batch (JSON does). So types
-come from the first rows, or from `keep={"score": "float32"}`, and a later value that does not fit is a bad
-row, never a silent conversion.
+Text and byte strings become "bytes", lists of byte strings "bytes[*]", numbers and booleans keep their dtype, lists of
+numbers become ragged columns. A type must hold for the whole dataset, while a source may guess it again for each batch
+(JSON does). So types come from the first rows, or from `keep={"score": "float32"}`, and a later value that does not fit
+is a bad row, never a silent conversion.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import SchemaError
-from penstock.schema import Column, Ragged, common_dtype, exact_array
+from penstock.schema import Column, Ragged, common_dtype, exact_array, is_byte_strings
 from penstock.sources import Records
 from penstock.transforms._transform import (
     BadRows,
@@ -78,6 +78,8 @@ def infer_type(name: str, column: Any) -> str:
     known = [value for value in column if value is not None]
     if known and all(isinstance(value, (str, bytes)) for value in known):
         return "bytes"
+    if is_byte_strings(known):
+        return "bytes[*]"
     if not known:
         return _refuse(name, _ONLY_NULLS)
     if all(type(value) is int for value in known):  # numpy would turn integers too large for int64 into floats
@@ -126,11 +128,19 @@ def _infer_arrow(name: str, column: Any) -> str:
         return "bytes"
     if is_number(kind):
         return _name_of_number(kind)
+    if (test.is_list(kind) or test.is_large_list(kind)) and _is_binary(kind.value_type):
+        return "bytes[*]"
     if (test.is_list(kind) or test.is_large_list(kind)) and is_number(kind.value_type):
         return f"{_name_of_number(kind.value_type)}[*]"
     if test.is_fixed_size_list(kind) and is_number(kind.value_type):
         return f"{_name_of_number(kind.value_type)}[{kind.list_size}]"
     return _refuse(name, f"values of type {kind}")
+
+
+def _is_binary(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
 def _name_of_number(kind: Any) -> str:
@@ -166,6 +176,8 @@ def _read_column(records: Records, column: Column, bad: BadRows) -> Any:
         rows = read_bytes(records, column.name, bad)
         return Ragged(rows.values, rows.offsets, is_bytes=True)
     found = find_column(records, column.name)
+    if column.kind == "byte_strings":
+        return [_read_strings(column, value, place, bad) for place, value in enumerate(_listed(found))]
     fast = _read_numbers(found, column)
     return fast if fast is not None else _read_values(found, column, bad)
 
@@ -179,12 +191,24 @@ def _read_numbers(found: Any, column: Column) -> NDArray[Any] | None:
 
 
 def _read_values(found: Any, column: Column, bad: BadRows) -> Any:
-    values = found.to_pylist() if is_arrow(found) else found
+    values = _listed(found)
     empty = np.zeros((0, *column.shape) if column.is_ragged else column.shape, column.dtype)
     samples = [_read_value(column, value, place, bad, empty) for place, value in enumerate(values)]
     if column.is_ragged:
         return samples
     return np.stack(samples) if samples else np.empty((0, *column.shape), column.dtype)
+
+
+def _listed(found: Any) -> Any:
+    return found.to_pylist() if is_arrow(found) else found
+
+
+def _read_strings(column: Column, value: Any, place: int, bad: BadRows) -> list[bytes]:
+    if isinstance(value, (list, tuple)) and all(isinstance(each, bytes) for each in value):
+        return list(value)
+    why = "is null" if value is None else f"holds {value!r:.60}; a list of byte strings was expected"
+    bad.add(place, "null" if value is None else "wrong_type", f"Column {column.name!r} {why}.")
+    return []
 
 
 def _read_value(column: Column, value: Any, place: int, bad: BadRows, empty: NDArray[Any]) -> NDArray[Any]:

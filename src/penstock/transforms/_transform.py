@@ -128,7 +128,8 @@ class BadRows:
 
 def row_bytes(rows: Ragged, place: int) -> memoryview:
     """Bytes of one row, not copied."""
-    return rows.values[rows.offsets[place] : rows.offsets[place + 1]].data
+    row: memoryview = rows.values[rows.offsets[place] : rows.offsets[place + 1]].data
+    return row
 
 
 def find_column(records: Records, name: str) -> Any:
