@@ -46,6 +46,27 @@ def cases(draw: st.DrawFn, *, limited: bool | None = None) -> tuple[Lengths, Pac
     return draw(documents_for(settings)), settings
 
 
+@st.composite
+def vector_cases(draw: st.DrawFn) -> tuple[Lengths, PackingSettings]:
+    """Settings with one to three further budgets, and what documents take of them; some exceed one."""
+    limits = tuple(draw(st.lists(st.sampled_from([1, 2, 5, 16, 1000, 2**30]), min_size=1, max_size=3)))
+    length = draw(st.sampled_from([1, 7, 64, 65, 4096]))
+    max_documents = draw(st.one_of(st.none(), st.integers(1, 6)))
+    settings = PackingSettings(length=length, long="drop", max_documents=max_documents, limits=limits)
+    amounts = [st.one_of(st.integers(0, 3), st.integers(0, size), st.just(size + 1)) for size in (length, *limits)]
+    return np.array(draw(st.lists(st.tuples(*amounts), max_size=50)), np.int64).reshape(-1, 1 + len(limits)), settings
+
+
+def draw_documents_with_pictures(num_documents: int, *, tokens_per_picture: int, seed: int) -> Lengths:
+    """Tokens and pictures of each: text as on the web, a third without pictures, others with up to 12."""
+    rng = np.random.default_rng(seed)
+    text = np.clip(rng.lognormal(5.5, 1.0, num_documents), 10, 3000).astype(np.int64)
+    pictures = np.where(rng.random(num_documents) < 0.3, 0, np.minimum(rng.geometric(0.45, num_documents), 12))
+    sizes = rng.integers(tokens_per_picture // 2, tokens_per_picture * 3 // 2, pictures.sum())
+    seen = np.bincount(np.repeat(np.arange(num_documents), pictures), sizes, num_documents).astype(np.int64)
+    return np.stack([text + seen, pictures], axis=1)
+
+
 def draw_web_lengths(num_tokens: int, *, seed: int) -> Lengths:
     """Documents of together at most `num_tokens`, lengths lognormal(6.2, 1.1) as on the web."""
     rng = np.random.default_rng(seed)

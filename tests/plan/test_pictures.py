@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
-from penstock.errors import SchemaError
+from penstock.errors import FormatError, SchemaError
 from penstock.schema import Ragged
 
 PICTURES = [[b"ab", b""], [], [b"xyz"], [b"", b"", b"w"], []]
@@ -126,3 +126,80 @@ def test_lists_of_byte_strings_are_kept_by_prepare(tmp_path: Path) -> None:
     assert ds.schema.to_json() == {"x": "bytes[*]", "n": "int64"}
     assert list(ds[:]["x"]) == PICTURES
     assert penstock.verify(tmp_path / "ds").is_sound
+
+
+def budgeted(num: int = 400, seed: int = 0) -> Any:
+    """Documents that say their number in every token, with pictures to match, and what a map would make of them."""
+    rng = np.random.default_rng(seed)
+    pictures = rng.integers(0, 5, num)
+    lengths = rng.integers(1, 20, num)
+    return penstock.from_arrays(
+        {
+            "tokens": [np.full(size, number) for number, size in enumerate(lengths)],
+            "images": [[b"%d" % number] * count for number, count in enumerate(pictures.tolist())],
+            "num_images": pictures,
+            "num_tokens": lengths + 10 * pictures,
+        }
+    )
+
+
+@pytest.mark.parametrize("limit", ["num_images", "images"])
+def test_rows_hold_no_more_pictures_than_the_limit_says(limit: str) -> None:
+    dataset = budgeted()
+    plan = dataset.shuffle(seed=3).pack(64, limits={limit: 6}, long="drop", keep="images").batch(4, tail="short")
+    seen = []
+    for step in range(-(-plan.num_rows // 4)):
+        batch = plan.read(step)
+        for row in batch["document_ids"]:
+            documents = np.unique(row[row >= 0])
+            assert sum(len(batch["images"][each]) for each in documents) <= 6
+        for document, pictures in enumerate(batch["images"]):
+            tokens = batch["input_ids"][batch["document_ids"] == document]
+            assert pictures == dataset[int(tokens[0])]["images"]
+            seen.append(int(tokens[0]))
+    assert sorted(seen) == list(range(400))
+    ledger = plan.ledger()
+    assert ledger.packing is not None
+    assert ledger.packing.fills[1] > 0.99
+    assert f"{limit}" in str(ledger)
+
+
+def test_rows_leave_the_room_that_a_cost_asks_for() -> None:
+    dataset = budgeted()
+    plan = dataset.shuffle(seed=3).pack(64, cost="num_tokens", limits={"num_images": 6}, long="drop", keep="num_tokens")
+    batch = plan.batch(4, tail="short").read(0)
+    for row in batch["document_ids"]:
+        assert batch["num_tokens"][np.unique(row[row >= 0])].sum() <= 64
+    assert int(batch["num_targets"]) == int((batch["labels"] != -100).sum())
+    ledger = plan.batch(4).ledger()
+    assert ledger.packing is not None
+    assert ledger.packing.num_tokens == dataset[:]["num_tokens"].sum()
+    assert max(ledger.packing.fills) > 0.95
+
+
+def test_a_state_and_a_plan_file_know_the_budgets(tmp_path: Path) -> None:
+    with penstock.DatasetWriter(tmp_path / "ds", {"tokens": "int64[*]", "n": "int64"}) as writer:
+        writer.write_batch({"tokens": [[1, 2]] * 9, "n": [1] * 9})
+    plan = penstock.open(tmp_path / "ds").shuffle(1).pack(8, limits={"n": 2}, cost="n", long="drop").batch(2)
+    assert ".pack(length=8, long='drop', limits={'n': 2}, cost='n')" in repr(plan)
+    (tmp_path / "plan.toml").write_text(plan.to_toml())
+    assert penstock.load_plan(tmp_path / "plan.toml").fingerprint == plan.fingerprint
+    other = penstock.open(tmp_path / "ds").shuffle(1).pack(8, limits={"n": 3}, cost="n", long="drop").batch(2)
+    assert other.order_fingerprint != plan.order_fingerprint
+    assert "limits={'n': 2}" in plan.order_facts["pack"]
+
+
+def test_what_cannot_be_a_budget_is_refused() -> None:
+    dataset = budgeted(9)
+    with pytest.raises(ValueError, match="documents that cost more than their tokens are not cut"):
+        dataset.pack(64, cost="num_tokens")
+    with pytest.raises(SchemaError, match="No column 'pages'"):
+        dataset.pack(64, limits={"pages": 3}, long="drop")
+    wrong = penstock.from_arrays({"tokens": [[1], [2, 3]], "x": [0.5, 1.0], "n": [1, -1], "cost": [0, 9]})
+    with pytest.raises(SchemaError, match="column 'x' is float64; a budget needs a whole number"):
+        wrong.pack(64, limits={"x": 3}, long="drop")
+    with pytest.raises(FormatError, match="Column 'n' of sample 1 is not a number from 0"):
+        wrong.pack(64, limits={"n": 3}, long="drop")
+    few = penstock.from_arrays({"tokens": [[1, 2], [2]], "cost": [1, 9]})
+    with pytest.raises(FormatError, match="Sample 0 has 2 tokens, more than its 'cost'"):
+        few.pack(64, cost="cost", long="drop").batch(1, tail="short").read(0)

@@ -25,7 +25,7 @@ _CHUNK = 1 << 22
 
 Lengths = npt.NDArray[np.int64]
 ReadLengths = Callable[[int, int], Lengths]
-"""Lengths of documents `begin` to `end`."""
+"""Lengths of documents `begin` to `end`; with limits, what they take of each budget."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,7 +56,8 @@ class PackIndex:
 
 def index_name(column: str, settings: PackingSettings) -> str:
     """The key of an index in the manifest and the cache."""
-    return f"{column} {settings.length} {settings.long} {settings.max_documents}"
+    limits = f" {' '.join(map(str, settings.limits))}" if settings.limits else ""
+    return f"{column} {settings.length} {settings.long} {settings.max_documents}{limits}"
 
 
 def build_pack_index(read_lengths: ReadLengths, num_documents: int, settings: PackingSettings) -> PackIndex:
@@ -76,7 +77,7 @@ def _windows(read_lengths: ReadLengths, num_documents: int, length: int) -> Iter
     begin, tokens = 0, 0
     for chunk in range(0, num_documents, _CHUNK):
         lengths = read_lengths(chunk, min(chunk + _CHUNK, num_documents))
-        totals = np.cumsum(lengths)
+        totals = np.cumsum(lengths if lengths.ndim == 1 else lengths[:, 0])
         first, used = 0, 0
         while True:
             by_tokens = int(np.searchsorted(totals, used + target - tokens)) + 1

@@ -14,7 +14,11 @@
    same room are alike. With a limit on documents they are not: then the row touched last goes first,
    which depends on lengths only, so the count still does not depend on the key.
 
-   A histogram of lengths has length + 1 entries, for pieces of 0 to `length` tokens. */
+   A histogram of lengths has length + 1 entries, for pieces of 0 to `length` tokens.
+
+   With further budgets (images in a row, say), documents are vectors, and rows of equal room are not alike. Shelves are
+   then kept once for each *class* of rows, those with about the same room in the first of these budgets; a search asks
+   each class for one row, and the one that scores best takes the document. */
 
 #include "../native/kernels.h"
 
@@ -210,6 +214,209 @@ KERNEL int64_t packing_lay_out(
         }
     }
     return chains.tops[length];
+}
+
+/* --- the layout under several budgets -------------------------------------------------------------------------- */
+
+enum { MAX_BUDGETS = 9, NUM_TRIES = 16 };
+
+/* Rows of every class on shelves. Budget 0 is that of tokens, budget 1 decides the class of a row. */
+typedef struct {
+    int64_t num_budgets, num_classes, length, num_words, num_sums;
+    const int64_t *budgets;
+    int64_t weights[MAX_BUDGETS];
+    int64_t *rooms; /* of each row in each budget */
+    int32_t *tops, *below;
+    uint64_t *words, *summary;
+    bool spreads;
+} Field;
+
+static int64_t class_of(const Field *field, int64_t amount)
+{
+    return amount * (field->num_classes - 1) / field->budgets[1];
+}
+
+static Bitmap bitmap_of(const Field *field, int64_t number)
+{
+    return (Bitmap){field->words + number * field->num_words, field->summary + number * field->num_sums};
+}
+
+/* The lowest occupied shelf from `shelf` on, or the highest one if rows are to be filled evenly; -1 if there is none. */
+static int64_t find_shelf(const Field *field, Bitmap bitmap, int64_t shelf)
+{
+    int64_t group, word;
+    if (field->spreads) {
+        for (group = field->num_sums - 1; group >= 0 && bitmap.summary[group] == 0; group--)
+            ;
+        if (group < 0)
+            return -1;
+        word = (group << 6) + 63 - __builtin_clzll(bitmap.summary[group]);
+        int64_t highest = (word << 6) + 63 - __builtin_clzll(bitmap.words[word]);
+        return highest >= shelf ? highest : -1;
+    }
+    if (shelf > field->length)
+        return -1;
+    word = shelf >> 6;
+    uint64_t bits = bitmap.words[word] >> (shelf & 63);
+    if (bits != 0)
+        return shelf + __builtin_ctzll(bits);
+    if (++word == field->num_words)
+        return -1;
+    group = word >> 6;
+    bits = bitmap.summary[group] >> (word & 63) << (word & 63);
+    while (bits == 0) {
+        if (++group == field->num_sums)
+            return -1;
+        bits = bitmap.summary[group];
+    }
+    word = (group << 6) + __builtin_ctzll(bits);
+    return (word << 6) + __builtin_ctzll(bitmap.words[word]);
+}
+
+static const int64_t HIGHEST_SCORE = (int64_t)1 << 40;
+
+/* How well a row takes a document, more being better; -1 if it does not fit. Tight rows are best, or, if rows are to
+   be filled evenly, those that keep room in every budget. */
+static int64_t score_of(const Field *field, int64_t row, const int64_t *document)
+{
+    int64_t sum = 0, least_left = INT64_MAX;
+    for (int64_t budget = 0; budget < field->num_budgets; budget++) {
+        int64_t left = field->rooms[row * field->num_budgets + budget] - document[budget];
+        if (left < 0)
+            return -1;
+        left *= field->weights[budget];
+        sum += left;
+        least_left = least(least_left, left);
+    }
+    return field->spreads ? sum + 7 * least_left : HIGHEST_SCORE - sum;
+}
+
+static void put_in_field(const Field *field, int64_t row)
+{
+    const int64_t *rooms = field->rooms + row * field->num_budgets;
+    if (rooms[0] == 0)
+        return;
+    int64_t number = class_of(field, rooms[1]);
+    int32_t *top = field->tops + number * (field->length + 1) + rooms[0];
+    field->below[row] = *top;
+    *top = (int32_t)row;
+    mark(bitmap_of(field, number), rooms[0]);
+}
+
+/* Takes the row that is best for a document off its shelf; -1 if none of the rows searched fits. */
+static int64_t take_from_field(const Field *field, const int64_t *document)
+{
+    int64_t best = -1, best_score = -1, best_class = 0, best_shelf = 0;
+    for (int64_t number = class_of(field, document[1]); number < field->num_classes; number++) {
+        /* All rows of a class, and of those after it, keep at least so much of the second budget. */
+        int64_t left_over = (number * field->budgets[1] / (field->num_classes - 1) - document[1]) * field->weights[1];
+        if (!field->spreads && HIGHEST_SCORE - left_over <= best_score)
+            break;
+        int64_t shelf = find_shelf(field, bitmap_of(field, number), document[0]);
+        for (int64_t left = NUM_TRIES; shelf >= 0 && left > 0; left--) {
+            int64_t row = field->tops[number * (field->length + 1) + shelf];
+            int64_t score = score_of(field, row, document);
+            if (score > best_score)
+                best = row, best_score = score, best_class = number, best_shelf = shelf;
+            if (score >= 0 || field->spreads)
+                break;
+            shelf = find_shelf(field, bitmap_of(field, number), shelf + 1);
+        }
+    }
+    if (best >= 0) {
+        int32_t *top = field->tops + best_class * (field->length + 1) + best_shelf;
+        *top = field->below[best];
+        if (*top == NOBODY)
+            clear(bitmap_of(field, best_class), best_shelf);
+    }
+    return best;
+}
+
+/* The places of `keys`, the largest key first and equal ones in order: a radix sort, 11 bits at a time. `keys` is
+   overwritten; the others are scratch. */
+KERNEL int64_t packing_sort_keys(const Object *keys, const Object *order, const Object *other_keys, const Object *other)
+{
+    int64_t count = size_of(keys);
+    if (!is_uint64(keys) || !is_writeable(keys) || !is_int32(order) || !is_writeable(order) || !is_uint64(other_keys) ||
+        !is_writeable(other_keys) || !is_int32(other) || !is_writeable(other) || size_of(order) < count ||
+        size_of(other_keys) < count || size_of(other) < count || count > INT32_MAX)
+        return REFUSED;
+    uint64_t *from = data_of(keys), *to = data_of(other_keys);
+    int32_t *place = data_of(order), *moved = data_of(other);
+    for (int64_t at = 0; at < count; at++)
+        place[at] = (int32_t)at;
+    for (int64_t shift = 0; shift < 66; shift += 11) {
+        int64_t ends[2049] = {0};
+        for (int64_t at = 0; at < count; at++)
+            ends[2048 - (from[at] >> shift & 2047)]++;
+        for (int64_t digit = 1; digit <= 2048; digit++)
+            ends[digit] += ends[digit - 1];
+        for (int64_t at = 0; at < count; at++) {
+            int64_t target = ends[2047 - (from[at] >> shift & 2047)]++;
+            to[target] = from[at], moved[target] = place[at];
+        }
+        uint64_t *keys_before = from;
+        int32_t *places_before = place;
+        from = to, place = moved, to = keys_before, moved = places_before;
+    }
+    return DONE; /* six passes: the result is where it began */
+}
+
+/* The row of every document in order, and the number of documents in each row; returns the number of rows.
+
+   `documents` has what each takes of every budget, none of it more than the budget, and of the first at least 1. With
+   `num_opened`, so many rows are there from the start and are filled evenly; with 0, a row is opened when no other fits.
+   `rooms`, `below` and `row_sizes` have room for as many rows as there are documents, `row_sizes`, `words` and `summary`
+   come as zeros. */
+KERNEL int64_t packing_lay_out_vectors(
+    const Object *documents, const Object *budgets, int64_t num_classes, int64_t num_opened, const Object *slot_rows,
+    const Object *row_sizes, const Object *rooms, const Object *tops, const Object *below, const Object *words,
+    const Object *summary)
+{
+    int64_t num_budgets = size_of(budgets), num_slots = size_of(slot_rows), num_rows = 0;
+    if (!is_int64(documents) || !is_int64(budgets) || num_budgets < 2 || num_budgets > MAX_BUDGETS ||
+        size_of(documents) < num_slots * num_budgets || !is_int32(slot_rows) || !is_writeable(slot_rows) ||
+        !is_int32(row_sizes) || !is_writeable(row_sizes) || size_of(row_sizes) < num_slots || !is_int64(rooms) ||
+        !is_writeable(rooms) || size_of(rooms) < num_slots * num_budgets || !is_int32(tops) || !is_writeable(tops) ||
+        !is_int32(below) || !is_writeable(below) || size_of(below) < num_slots || num_slots > INT32_MAX ||
+        num_classes < 2 || num_opened < 0 || num_opened > num_slots)
+        return REFUSED;
+    Field field = {.num_budgets = num_budgets, .num_classes = num_classes, .budgets = data_of(budgets)};
+    int64_t length = field.length = field.budgets[0];
+    field.num_words = (length >> 6) + 1, field.num_sums = (length >> 12) + 1;
+    if (length < 1 || size_of(tops) < num_classes * (length + 1) || !is_uint64(words) || !is_writeable(words) ||
+        size_of(words) < num_classes * field.num_words || !is_uint64(summary) || !is_writeable(summary) ||
+        size_of(summary) < num_classes * field.num_sums)
+        return REFUSED;
+    for (int64_t budget = 0; budget < num_budgets; budget++) {
+        if (field.budgets[budget] < 1 || field.budgets[budget] > (int64_t)1 << 30)
+            return REFUSED;
+        field.weights[budget] = ((int64_t)1 << 30) / field.budgets[budget];
+    }
+    const int64_t *document = data_of(documents);
+    for (int64_t place = 0; place < num_slots * num_budgets; place++)
+        if (document[place] < (place % num_budgets == 0) || document[place] > field.budgets[place % num_budgets])
+            return REFUSED;
+    field.rooms = data_of(rooms), field.tops = data_of(tops), field.below = data_of(below);
+    field.words = data_of(words), field.summary = data_of(summary), field.spreads = num_opened > 0;
+    for (int64_t place = 0; place < num_classes * (length + 1); place++)
+        field.tops[place] = NOBODY;
+    for (int64_t row = 0; row < num_slots; row++)
+        for (int64_t budget = 0; budget < num_budgets; budget++)
+            field.rooms[row * num_budgets + budget] = field.budgets[budget];
+    for (; num_rows < num_opened; num_rows++)
+        put_in_field(&field, num_rows);
+    for (int64_t slot = 0; slot < num_slots; slot++, document += num_budgets) {
+        int64_t row = take_from_field(&field, document);
+        if (row < 0)
+            row = num_rows++;
+        for (int64_t budget = 0; budget < num_budgets; budget++)
+            field.rooms[row * num_budgets + budget] -= document[budget];
+        ((int32_t *)data_of(slot_rows))[slot] = (int32_t)row;
+        ((int32_t *)data_of(row_sizes))[row]++;
+        put_in_field(&field, row);
+    }
+    return num_rows;
 }
 
 /* --- the deal: from documents to the slots of a layout --------------------------------------------------------- */

@@ -17,6 +17,8 @@ Words = npt.NDArray[np.uint64]
 _count_pieces = kernel("packing_count_pieces", ARRAY, ARRAY)
 _count_rows = kernel("packing_count_rows", *[ARRAY] * 4)
 _lay_out = kernel("packing_lay_out", ARRAY, INT, *[ARRAY] * 6)
+_lay_out_vectors = kernel("packing_lay_out_vectors", ARRAY, ARRAY, INT, INT, *[ARRAY] * 7)
+_sort_keys = kernel("packing_sort_keys", *[ARRAY] * 4)
 _cut = kernel("packing_cut", ARRAY, INT, *[ARRAY] * 3)
 _sort_falling = kernel("packing_sort_falling", *[ARRAY] * 3)
 _gather_rows = kernel("packing_gather_rows", *[ARRAY] * 4)
@@ -42,6 +44,36 @@ def lay_out(histogram: Int64s, num_pieces: int, max_documents: int) -> tuple[Int
     tops, below = np.empty(len(histogram), np.int32), np.empty(num_pieces, np.int32)
     num_rows = _lay_out(histogram, max_documents, slot_rows, row_sizes, tops, below, *_bitmap(histogram))
     return slot_rows, row_sizes[:num_rows].copy()
+
+
+def sort_keys(keys: Words) -> Int32s:
+    """The places of these keys, the largest first and equal ones in order."""
+    order = np.empty(len(keys), np.int32)
+    _sort_keys(keys.copy(), order, np.empty_like(keys), np.empty_like(order))
+    return order
+
+
+def lay_out_vectors(documents: Int64s, budgets: Int64s, num_opened: int) -> tuple[Int32s, Int32s]:
+    """The row of every document, and the number of documents in each row; see `_kernels.c`.
+
+    Args:
+        documents: What each takes of every budget; one row of numbers per document.
+        budgets: What a row has, tokens first.
+        num_opened: So many rows are filled evenly; 0 opens rows as they are needed, and fills the tightest.
+    """
+    count, length = len(documents), int(budgets[0])
+    num_classes = max(2, min(_MOST_CLASSES, int(budgets[1]) + 1, _MOST_SHELVES // (length + 1)))
+    slot_rows, row_sizes, below = np.empty(count, np.int32), np.zeros(count, np.int32), np.empty(count, np.int32)
+    rooms, tops = np.empty(documents.size, np.int64), np.empty(num_classes * (length + 1), np.int32)
+    words = np.zeros(num_classes * ((length >> 6) + 1), np.uint64)
+    summary = np.zeros(num_classes * ((length >> 12) + 1), np.uint64)
+    scratch = (rooms, tops, below, words, summary)
+    num_rows = _lay_out_vectors(documents, budgets, num_classes, num_opened, slot_rows, row_sizes, *scratch)
+    return slot_rows, row_sizes[:num_rows].copy()
+
+
+_MOST_CLASSES, _MOST_SHELVES = 17, 1 << 24
+"""Classes of rows by the room left in the second budget, and shelves of all classes: 64 MiB."""
 
 
 def _bitmap(histogram: Int64s) -> tuple[Words, Words]:

@@ -11,7 +11,9 @@ every epoch of the same data has the same ledger. It costs a row count and a few
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -64,6 +66,12 @@ class PackingLedger:
     tokens_dropped: int = 0
     """Tokens of those documents."""
 
+    units_placed: tuple[int, ...] = ()
+    """What the documents in rows take of each further budget."""
+
+    units_offered: tuple[int, ...] = ()
+    """What the rows have of each further budget."""
+
     targets_lost: int = 0
     """Next-token targets lost at cuts, one per cut: the last token before it has nothing to predict."""
 
@@ -78,7 +86,19 @@ class PackingLedger:
 
     def __add__(self, other: PackingLedger) -> PackingLedger:
         names = (field.name for field in fields(self))
-        return PackingLedger(**{name: getattr(self, name) + getattr(other, name) for name in names})
+        return PackingLedger(**{name: _sum(getattr(self, name), getattr(other, name)) for name in names})
+
+    @property
+    def fills(self) -> tuple[float, ...]:
+        """The share that is used of the tokens' places, and of each further budget."""
+        pairs = zip(self.units_placed, self.units_offered, strict=True)
+        return (self.fill, *(placed / offered if offered else 1.0 for placed, offered in pairs))
+
+
+def _sum(one: Any, other: Any) -> Any:
+    if not isinstance(one, tuple):
+        return one + other
+    return tuple(a + b for a, b in itertools.zip_longest(one, other, fillvalue=0))
 
 
 def make_ledger(lengths: npt.NDArray[np.integer], settings: PackingSettings) -> PackingLedger:
@@ -88,11 +108,12 @@ def make_ledger(lengths: npt.NDArray[np.integer], settings: PackingSettings) -> 
         TypeError: `lengths` is not a numpy array of integers.
         ValueError: a length is negative, or the tokens are too many to count.
     """
-    given = check_lengths(lengths)
-    kept = apply_long_policy(given, settings)
-    num_rows = count_rows(given, settings)
+    every = check_lengths(lengths, len(settings.limits))
+    all_kept = apply_long_policy(every, settings)
+    num_rows = count_rows(every, settings)
+    given, kept = (every[:, 0], all_kept[:, 0]) if settings.limits else (every, all_kept)
     num_tokens, tokens_placed = int(given.sum()), int(kept.sum())
-    num_long = int(np.count_nonzero(given > settings.length))
+    num_long = _count_long(every, settings)
     num_cuts = _count_cuts(kept, settings.length)
     lost = num_tokens - tokens_placed
     return PackingLedger(
@@ -107,8 +128,18 @@ def make_ledger(lengths: npt.NDArray[np.integer], settings: PackingSettings) -> 
         tokens_truncated=lost if settings.long == "truncate" else 0,
         documents_dropped=num_long if settings.long == "drop" else 0,
         tokens_dropped=lost if settings.long == "drop" else 0,
+        units_placed=tuple(all_kept[kept > 0, 1:].sum(axis=0).tolist()) if settings.limits else (),
+        units_offered=tuple(num_rows * limit for limit in settings.limits),
         targets_lost=num_cuts + (num_long if settings.long == "truncate" else 0),
     )
+
+
+def _count_long(given: npt.NDArray[np.int64], settings: PackingSettings) -> int:
+    """Documents that exceed a row, or one of its limits."""
+    if not settings.limits:
+        return int(np.count_nonzero(given > settings.length))
+    exceeds = given > np.array([settings.length, *settings.limits])
+    return int(np.count_nonzero(exceeds.any(axis=1) & (given[:, 0] > 0)))
 
 
 def _count_cuts(kept: npt.NDArray[np.int64], length: int) -> int:

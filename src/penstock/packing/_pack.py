@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.packing import _kernels
-from penstock.packing._settings import PackingSettings, apply_long_policy, check_lengths
+from penstock.packing._settings import MAX_LIMIT, PackingSettings, apply_long_policy, check_lengths
 from penstock.schema import offsets_of
 
 PACKING_VERSION: Final = 1
@@ -95,7 +95,9 @@ def count_rows(lengths: npt.NDArray[np.integer], settings: PackingSettings) -> i
         TypeError: `lengths` is not a numpy array of integers.
         ValueError: a length is negative, or the tokens are too many to count.
     """
-    kept = apply_long_policy(check_lengths(lengths), settings)
+    kept = apply_long_policy(check_lengths(lengths, len(settings.limits)), settings)
+    if settings.limits:
+        return _lay_out_vectors(_vectors(kept, settings)[1], settings)[1].size
     histogram = _kernels.count_pieces(kept, settings.length)
     if settings.max_documents is None:
         return int(_kernels.count_rows(histogram))
@@ -114,7 +116,9 @@ def pack(lengths: npt.NDArray[np.integer], settings: PackingSettings, key: int) 
         ValueError: a length is negative, the key does not fit 64 bits, or there are over 2**31 pieces.
     """
     checked_key = _check_key(key)
-    kept = apply_long_policy(check_lengths(lengths), settings)
+    kept = apply_long_policy(check_lengths(lengths, len(settings.limits)), settings)
+    if settings.limits:
+        return _pack_vectors(kept, settings, checked_key)
     histogram = _kernels.count_pieces(kept, settings.length)
     slot_rows, row_sizes = _lay_out(histogram, settings)
     row_offsets = offsets_of(row_sizes)
@@ -127,6 +131,70 @@ def pack(lengths: npt.NDArray[np.integer], settings: PackingSettings, key: int) 
     _kernels.shuffle_groups(pieces, row_offsets, checked_key, _ROW_STREAM)
     documents, starts, sizes = _kernels.take_pieces(pieces, documents, starts, sizes)
     return Packing(row_offsets=row_offsets, documents=documents, starts=starts, lengths=sizes)
+
+
+def _pack_vectors(kept: npt.NDArray[np.int64], settings: PackingSettings, key: np.uint64) -> Packing:
+    """The same for documents that take something of several budgets; those that take the same are alike."""
+    documents, vectors = _vectors(kept, settings)
+    slot_rows, row_sizes = _lay_out_vectors(vectors, settings)
+    row_offsets = offsets_of(row_sizes)
+    dealt = np.arange(len(vectors), dtype=np.int32)
+    is_first = np.ones(len(vectors), bool)
+    is_first[1:] = False
+    for column in vectors.T:
+        is_first[1:] |= column[1:] != column[:-1]
+    _kernels.shuffle_groups(dealt, np.append(np.flatnonzero(is_first), len(vectors)), key, _DEAL_STREAM)
+    pieces = _kernels.gather_rows(dealt, slot_rows, row_offsets)
+    _kernels.shuffle_groups(pieces, row_offsets, key, _ROW_STREAM)
+    lengths = vectors[pieces, 0].astype(np.int32)
+    return Packing(
+        row_offsets=row_offsets, documents=documents[pieces], starts=np.zeros_like(pieces, np.int64), lengths=lengths
+    )
+
+
+def _vectors(
+    kept: npt.NDArray[np.int64], settings: PackingSettings
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Documents that go into rows, and what each takes of every budget: the largest first, equal ones side by side.
+
+    The size of one is the sum of its shares in the budgets. Documents of equal size are sorted by a hash of what they
+    take, so that one sort of one number does.
+    """
+    documents = np.flatnonzero(kept[:, 0])
+    budgets = _budgets(settings)
+    vectors = np.ones((len(documents), len(budgets)), np.int64)  # a document counts as one, where they are limited
+    vectors[:, : kept.shape[1]] = kept[documents]
+    if len(vectors) > _MAX_PIECES:
+        raise ValueError(f"{len(vectors):,} documents; one packing can have {_MAX_PIECES:,}. Pack fewer at a time.")
+    sizes, hashes = np.zeros((2, len(vectors)), np.uint64)
+    for place, (column, budget) in enumerate(zip(vectors.T.astype(np.uint64), budgets.tolist(), strict=True)):
+        sizes += column * np.uint64(2**30 // budget)
+        hashes += column * np.uint64(0x9E3779B97F4A7C15 * (2 * place + 1) % 2**64)
+    order = _kernels.sort_keys(sizes << np.uint64(28) | hashes >> np.uint64(36))
+    return documents[order], vectors[order]
+
+
+def _budgets(settings: PackingSettings) -> npt.NDArray[np.int64]:
+    """What a row has: tokens, the limits, and documents if they are limited, too."""
+    more = () if settings.max_documents is None else (min(settings.max_documents, MAX_LIMIT),)
+    return np.array([settings.length, *settings.limits, *more], np.int64)
+
+
+def _lay_out_vectors(
+    vectors: npt.NDArray[np.int64], settings: PackingSettings
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """The better of two layouts: rows that are filled one after the other, and rows that are filled evenly.
+
+    The first wins where one budget binds and there are small documents, the second where both bind, and where every
+    document takes as much of the second budget: the first would leave all small documents to the last rows.
+    """
+    budgets = _budgets(settings)
+    tight = _kernels.lay_out_vectors(vectors, budgets, 0)
+    fewest = int((-(-vectors.sum(axis=0) // budgets)).max()) if len(vectors) else 0
+    if tight[1].size <= fewest + fewest // 500:
+        return tight
+    even = _kernels.lay_out_vectors(vectors, budgets, fewest)
+    return even if even[1].size < tight[1].size and even[1].all() else tight
 
 
 def _lay_out(

@@ -109,6 +109,8 @@ class Ledger:
     """How often samples come in one pass, by sample() and balance()."""
     packing: PackingLedger | None = None
     """Tokens, pieces, padding and cuts of one pass, by pack(). A mixture has those of its `sources`."""
+    limits: tuple[str, ...] = ()
+    """The columns of the further budgets of `packing`."""
     sources: Mapping[str, SourceLedger] = field(default_factory=dict)
     """What each source of a mixture gives."""
     schedule: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
@@ -179,6 +181,10 @@ def _ledger_lines(ledger: Ledger) -> Iterator[FigureLine]:
         yield _drawn_line(ledger.drawn, one_pass)
     if ledger.packing is not None:
         yield from _packing_lines(ledger.packing, one_pass)
+        for name, placed, fill in zip(
+            ledger.limits, ledger.packing.units_placed, ledger.packing.fills[1:], strict=False
+        ):
+            yield printable(name), placed, f"{100 * fill:.2f} % of what rows may have"
     for name, source in ledger.sources.items():
         yield _source_line(printable(name), source)
     for row, shares in ledger.schedule.items():

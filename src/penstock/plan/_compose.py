@@ -67,7 +67,8 @@ class DocumentRows(PieceSource):
     def document_layers(self) -> tuple[ShardLayer, ...]:
         """The shards of the columns that are read."""
         columns = (self.column, *self.kept.values(), *(() if self.mask is None else (self.mask,)))
-        return sample_layers(self.samples, [column.name for column in columns])
+        counted = self.stage.counted if isinstance(self.stage, Pack) else ()
+        return sample_layers(self.samples, list(dict.fromkeys([*(column.name for column in columns), *counted])))
 
     @property
     def counts_ahead(self) -> bool:

@@ -38,7 +38,7 @@ from penstock.dataset import (
 )
 from penstock.errors import SchemaError, StageError, counted, did_you_mean, whole_number
 from penstock.plan._orders import make_order
-from penstock.plan._packed_rows import PackedRows, find_pack_index
+from penstock.plan._packed_rows import PackedRows, find_pack_index, read_costs
 from penstock.plan._plan import Plan
 from penstock.plan._rows import RowSource
 from penstock.plan._sample_rows import PaddedRows, SampleRows, TokenWindowRows, is_cheap_at_random
@@ -376,12 +376,12 @@ def _refuse_draws(stages: Stages, cut: Window | Pack) -> None:
 
 def _pack(samples: Samples, cut: Pack, shuffle: Shuffle | None) -> PackedRows:
     """Packed rows, whose number is looked up, or counted now."""
-    column = packed_column(samples.schema, cut.column)
+    packed_column(samples.schema, cut.column)
     index = find_pack_index(
-        lambda begin, end: samples.lengths_between(column, begin, end),
+        functools.partial(read_costs, samples, cut),
         len(samples),
         cut.settings,
-        column=cut.column,
+        column=" ".join(cut.counted),
         fingerprint=samples.fingerprint,
         attributes=samples.storage.attributes if samples.are_whole else {},
     )

@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.dataset import Samples, ShardLayer
-from penstock.errors import FormatError
+from penstock.errors import FormatError, SchemaError
 from penstock.filesystem import check_trusted
 from penstock.identity import digest
 from penstock.order import Permutation, derive_key
@@ -202,6 +202,8 @@ class PackedRows(DocumentRows):
     def order_identity(self) -> Any:
         settings = self.stage.settings
         how = [self.stage.column, settings.length, settings.long, settings.max_documents, PACKING_VERSION]
+        if self.stage.counted != (self.stage.column,):
+            how.append([*self.stage.counted, *settings.limits])
         return ["pack", self.samples.fingerprint, how, self.epochs.identity]
 
     def will_need(self, row: int) -> None:
@@ -226,8 +228,13 @@ class PackedRows(DocumentRows):
         fields = (pieces.rows, pieces.columns, pieces.documents, pieces.starts, pieces.sizes)
         return [trace_document(self.samples, source, *map(int, values)) for values in zip(*fields, strict=True)]
 
+    @property
+    def counts_ahead(self) -> bool:
+        """Whether the lengths that rows are packed by say how many targets they have."""
+        return self.mask is None and self.stage.cost is None
+
     def count_targets(self, rows: Rows) -> NDArray[np.int64]:
-        if self.mask is not None:
+        if not self.counts_ahead:
             return super().count_targets(rows)
         return self._look_up(self._row_targets, rows).astype(np.int64)
 
@@ -266,7 +273,18 @@ class PackedRows(DocumentRows):
         stored = self.samples.locate(documents)
         length = self.stage.settings.length
         sizes = np.minimum(self.samples.storage.lengths_of(self.column, stored) - starts, length)
+        if self.stage.cost is not None:
+            self._check_costs(self.stage.cost, documents, sizes)
         return Pieces(row_offsets, documents, stored, starts, sizes)
+
+    def _check_costs(self, cost: str, documents: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
+        exceeds = sizes > _amounts(self.samples, cost, documents)
+        if exceeds.any():
+            first = int(documents[exceeds][0])
+            raise FormatError(
+                f"Sample {first:,} has {int(sizes[exceeds][0]):,} tokens, more than its {cost!r}. A cost counts the "
+                "tokens, too; prepare the column again."
+            )
 
     def _pack(self, epoch: int, number: int) -> PackedBlock:
         packing = self.packing(epoch, number)
@@ -292,14 +310,14 @@ class PackedRows(DocumentRows):
         return pack(self.lengths(number), self.stage.settings, derive_key(seed, "pack", epoch, number))
 
     def lengths(self, number: int) -> NDArray[np.int64]:
-        """Lengths of the documents of one window."""
+        """Lengths of the documents of one window; with limits, what they take of each budget."""
         begin, end = self.index.window_starts[number : number + 2].tolist()
-        return self.samples.lengths_between(self.column, begin, end)
+        return read_costs(self.samples, self.stage, begin, end)
 
     def ledger(self, epoch: int) -> Ledger:
         """Where every token of an epoch went, each window packed again and checked piece by piece."""
         ledgers = (self._ledger_of_window(epoch, number) for number in range(len(self.index.rows_per_window)))
-        return Ledger(num_rows=self.num_rows, packing=sum(ledgers, PackingLedger()))
+        return Ledger(num_rows=self.num_rows, packing=sum(ledgers, PackingLedger()), limits=self.stage.limits)
 
     def _ledger_of_window(self, epoch: int, number: int) -> PackingLedger:
         lengths, packing = self.lengths(number), self.packing(epoch, number)
@@ -314,6 +332,39 @@ class PackedRows(DocumentRows):
         assert packing.num_rows == ledger.num_rows == self.index.rows_per_window[number]
         return ledger
 
+
+def read_costs(samples: Samples, stage: Pack, begin: int, end: int) -> NDArray[np.int64]:
+    """Lengths of documents `begin` to `end`; with limits, what they take of each budget.
+
+    Raises:
+        SchemaError: a column has neither a whole number nor a length for each document.
+    """
+    first = samples.schema[stage.counted[0]]
+    if first.is_ragged and len(stage.counted) == 1:
+        return samples.lengths_between(first, begin, end)
+    documents = np.arange(begin, end)
+    found = [_amounts(samples, name, documents) for name in stage.counted]
+    return found[0] if len(found) == 1 else np.stack(found, axis=1)
+
+
+def _amounts(samples: Samples, name: str, documents: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How much of a budget each of these documents takes."""
+    column, stored = samples.schema[name], samples.locate(documents)
+    if column.is_ragged:
+        return samples.storage.lengths_of(column, stored)
+    if column.shape or column.dtype.kind not in "iu":
+        raise SchemaError(
+            f"pack(): column {name!r} is {column.spec}; a budget needs a whole number for each document, or lengths."
+        )
+    amounts = np.empty(len(stored), column.dtype)
+    samples.storage.read_fixed(column, stored, amounts)
+    if amounts.size and (amounts.min() < 0 or amounts.max() > _MOST_AMOUNT):
+        wrong = documents[(amounts < 0) | (amounts > _MOST_AMOUNT)][0]
+        raise FormatError(f"Column {name!r} of sample {wrong:,} is not a number from 0 to {_MOST_AMOUNT:,}.")
+    return amounts.astype(np.int64)
+
+
+_MOST_AMOUNT = 2**40
 
 logger = logging.getLogger(__name__)
 

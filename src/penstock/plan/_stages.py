@@ -180,12 +180,25 @@ class Pack:
     positions: Positions = "restart"
     pad: int = 0
     keep: tuple[str, ...] = ()
+    cost: str | None = None
+    limits: tuple[str, ...] = ()
+    """The columns of the budgets in `settings.limits`."""
 
     def __post_init__(self) -> None:
         _make_whole(self, "pad", at_least=-(2**63), at_most=2**63 - 1)
         _check_choice(self, "labels", Labels)
         _check_choice(self, "positions", Positions)
         _check_names(self, "keep")
+        if self.cost is not None and self.settings.long != "drop":
+            raise ValueError(
+                f"pack(cost={self.cost!r}, long={self.settings.long!r}): documents that cost more than their tokens "
+                "are not cut. With long='drop', those that cost more than a row are left out and counted."
+            )
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """The columns that say how much of a row's budgets a document takes."""
+        return (self.cost or self.column, *self.limits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,6 +43,9 @@ def order_facts(stages: Sequence[Stage]) -> dict[str, str]:
             settings = dataclasses.asdict(stage)
             settings |= settings.pop("settings", {})
             told = ", ".join(f"{name}={settings[name]!r}" for name in _DECIDING[stage.verb])
+            if isinstance(stage, Pack):
+                budgets = {name: value for name, value in stage_arguments(stage).items() if name in ("cost", "limits")}
+                told += "".join(f", {name}={value!r}" for name, value in budgets.items())
             facts[stage.verb] = f"{facts[stage.verb]}; {told}" if stage.verb in facts else told
     return facts
 
@@ -54,8 +57,12 @@ def stage_identity(stage: Stage) -> Any:
         skips = ["skip"] if stage.on_error == "skip" else []
         return ["map", function_identity(stage.function), stage.batched, *ragged, *skips]
     settings = dataclasses.asdict(stage)
-    if isinstance(stage, Pack) and not stage.keep:
-        del settings["keep"]  # plans from before there was one keep their fingerprints
+    if isinstance(stage, Pack):  # plans from before there were these keep their fingerprints
+        for name in ("keep", "cost", "limits"):
+            if not settings[name]:
+                del settings[name]
+        if not stage.limits:
+            del settings["settings"]["limits"]
     if isinstance(stage, Batch) and stage.balance is None:
         del settings["balance"]  # as above
     if isinstance(stage, Weighted) and isinstance(stage.weights, SampleWeights):
@@ -86,6 +93,8 @@ def stage_arguments(stage: Stage) -> dict[str, Any]:
             }
         elif value != field.default:
             arguments[field.name] = dict(value) if field.name == "balance" and isinstance(value, tuple) else value
+    if isinstance(stage, Pack) and stage.limits:
+        arguments["limits"] = dict(zip(stage.limits, stage.settings.limits, strict=True))
     return arguments
 
 

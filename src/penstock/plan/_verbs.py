@@ -109,6 +109,8 @@ class Verbs(ABC, Generic[PlanType]):
         positions: Positions = "restart",
         pad: int = 0,
         keep: str | Sequence[str] = (),
+        cost: str | None = None,
+        limits: Mapping[str, int] | None = None,
     ) -> PlanType:
         """Rows of whole documents side by side, so that next to nothing is padding.
 
@@ -122,9 +124,17 @@ class Verbs(ABC, Generic[PlanType]):
             positions: Whether the later pieces of a split document start at position 0 or continue.
             pad: Token id for the few places that hold no token.
             keep: Columns to carry beside the tokens: one value per document, one per token, or byte strings.
+            cost: A column that says how many places of a row a document takes, if not one for each of its tokens: where
+                a mapped function puts more of them into the batch. Needs `long="drop"`.
+            limits: Further budgets of a row, such as `{"num_images": 16}`: a column of numbers, or one whose lengths
+                count. Needs `long="drop"`, which also leaves out documents that exceed a limit.
         """
-        settings = PackingSettings(length=length, long=long, max_documents=max_documents)
+        budgets = dict(limits or {})
+        settings = PackingSettings(
+            length=length, long=long, max_documents=max_documents, limits=tuple(budgets.values())
+        )
         shown: dict[str, Any] = {"labels": labels, "positions": positions, "pad": pad}
+        shown |= {"cost": cost, "limits": tuple(budgets)}
         return self.with_stage(Pack(settings=settings, column=column, keep=_names(keep), **shown))
 
     def pad(
