@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 from _machine import print_result
 
-from penstock.order import ORDER_VERSION, FullOrder, Mixture, Order, Permutation, WindowedOrder
+from penstock.order import ORDER_VERSION, FullOrder, LaneOrder, Mixture, Order, Permutation, WindowedOrder
 
 BILLION = 1_000_000_000
 # The smallest margins above powers of two and of four, where other ways of cycle walking are slowest;
@@ -95,6 +95,12 @@ def main() -> None:
         "permutation": bench_permutations(positions, settings.repeats),
         "full_order": bench_order(FullOrder(BILLION, seed=7, epoch=0), positions, settings.repeats),
         "windowed_order": bench_order(windowed, positions, settings.repeats),
+        "lane_order": bench_order(lanes := LaneOrder(rows_per_window, 7, 0, 2, 1024), positions, settings.repeats),
+        "lane_order_of_a_rank_in_64": bench_order(lanes, positions * 64, settings.repeats),
+        "lane_build_milliseconds": round(
+            best_seconds(lambda: LaneOrder(rows_per_window, 7, 1, 2, 1024), settings.repeats) * 1e3, 2
+        ),
+        "windowed_order_of_a_rank_in_64": bench_order(windowed, positions * 64, settings.repeats),
         "windowed_build_milliseconds": round(
             best_seconds(lambda: WindowedOrder(rows_per_window, 7, 1, 16), settings.repeats) * 1e3, 2
         ),

@@ -69,9 +69,12 @@ def dataset(draw: st.DrawFn, folders: list[Path]) -> Any:
             return one
 
 
-def shuffled(draw: st.DrawFn, source: Any) -> Any:
-    mode = draw(st.sampled_from(["none", "windows", "windows", "full"]))
-    return source if mode == "none" else source.shuffle(draw(st.integers(0, 5)), mode, draw(st.integers(1, 3)))
+def shuffled(draw: st.DrawFn, source: Any, *, lanes: bool = True) -> Any:
+    mode = draw(st.sampled_from(["none", "windows", "windows", "full", *["lanes"] * 3 * lanes]))
+    seed, group = draw(st.integers(0, 5)), draw(st.integers(1, 3))
+    if mode == "lanes":
+        return source.shuffle(seed, group=group, lanes=draw(st.sampled_from([2, 4, 8])))
+    return source if mode == "none" else source.shuffle(seed, mode, group)
 
 
 def rows(draw: st.DrawFn, folders: list[Path], kind: str) -> Any:
@@ -81,11 +84,12 @@ def rows(draw: st.DrawFn, folders: list[Path], kind: str) -> Any:
             steps = penstock.open(folders[2]).select_columns(["y", "z"])
             return shuffled(draw, steps.unfold(draw(st.integers(1, 5)), stride=draw(st.integers(1, 7))))
         case "sample":
-            return shuffled(draw, source.sample("kind", rows=draw(st.integers(5, 60))))
+            return shuffled(draw, source.sample("kind", rows=draw(st.integers(5, 60))), lanes=False)
         case "balance":
-            return shuffled(draw, source.balance("kind", rows=draw(st.integers(5, 60))))
+            return shuffled(draw, source.balance("kind", rows=draw(st.integers(5, 60))), lanes=False)
         case "pad":
-            return shuffled(draw, source).pad(bucket=draw(st.sampled_from([None, 5, 16])), run=2)
+            bucket = draw(st.sampled_from([None, 5, 16]))
+            return shuffled(draw, source, lanes=bucket is None).pad(bucket=bucket, run=2)
         case "window":
             return shuffled(draw, source).window(draw(st.sampled_from([1, 4, 9])))
         case "pack":
@@ -100,13 +104,13 @@ def rows(draw: st.DrawFn, folders: list[Path], kind: str) -> Any:
             }
             schedule = {96: {"b": 1}, 160: {"a": 1, "b": 3}} if draw(st.booleans()) else None
             parts = {
-                name: (shuffled(draw, each), weight)
+                name: (shuffled(draw, each, lanes=False), weight)
                 for (name, each), weight in zip(sources.items(), (3, 1), strict=True)
             }
             return penstock.mix(parts, seed=1, rows=draw(st.integers(40, 300)), schedule=schedule)
         case "packed mix":
             parts = {
-                name: (shuffled(draw, penstock.open(path)).pack(8), 1)
+                name: (shuffled(draw, penstock.open(path), lanes=False).pack(8), 1)
                 for name, path in zip("ab", folders, strict=False)
             }
             return penstock.mix(parts, seed=1, rows=draw(st.integers(40, 300)))

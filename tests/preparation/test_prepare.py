@@ -205,6 +205,11 @@ def test_stored_pack_counts_are_those_that_packing_would_count(corpus: tuple[Pat
         settings = PackingSettings(length=length)
         counted = build_pack_index(lambda begin, end: lengths[begin:end], len(ds), settings)
         assert stored[index_name("tokens", settings)] == counted.to_json()
+        by_shard = stored[index_name("tokens", settings, by_shard=True)]
+        assert by_shard["window_starts"] == ds.storage.starts.tolist()
+        counted = build_pack_index(lambda begin, end: lengths[begin:end], len(ds), settings, ds.storage.starts)
+        assert by_shard == counted.to_json()
+        assert ds.shuffle(1, lanes=2).pack(length).num_rows == sum(by_shard["window_rows"])
 
 
 def test_pack_counts_can_be_added_later_without_preparing_again(

@@ -41,7 +41,7 @@ from penstock.dataset._samples import (
     read_sample,
 )
 from penstock.dataset._selections import Condition, SplitPart, find_samples, find_true, split_parts
-from penstock.dataset._shard_map import ShardLayer, element_layers, sample_layers
+from penstock.dataset._shard_map import ShardLayer, element_layers, sample_layers, shard_edges
 from penstock.dataset._stage import Scratch, StorageKind, find_scratch, stage, storage_kind
 from penstock.dataset._tokens import (
     TokenStream,
@@ -93,6 +93,7 @@ __all__ = [
     "read_columns",
     "read_sample",
     "sample_layers",
+    "shard_edges",
     "split_parts",
     "stage",
     "storage_kind",

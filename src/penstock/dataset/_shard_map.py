@@ -13,7 +13,7 @@ Price: 32 bytes per shard; of samples chosen in no order, per run of samples in 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -79,6 +79,21 @@ def element_layers(samples: Samples, column: Column, stream: TokenStream) -> Lay
         # Not `moved`: samples without elements are looked up with those around them.
         return tuple(replace(layer, begins=starts[layer.begins], ends=starts[layer.ends]) for layer in layers)
     return tuple(_stored_elements(samples.storage, column))
+
+
+def shard_edges(layers: Sequence[ShardLayer], num_places: int) -> Int64 | None:
+    """Places at which shards begin, with 0 and `num_places`; where several hold a place, those of the largest folder.
+
+    None where nothing is in shards, or each holds places in many runs.
+    """
+    taken: list[ShardLayer] = []
+    for layer in sorted(layers, key=lambda layer: -layer.folder.num_bytes):
+        held = (int(layer.begins[0]), int(layer.ends[-1])) if len(layer.shards) else (0, 0)
+        if len(np.unique(layer.shards)) < len(layer.shards):
+            return None
+        if held[0] < held[1] and all(held[1] <= each.begins[0] or each.ends[-1] <= held[0] for each in taken):
+            taken.append(layer)
+    return np.unique([0, num_places, *np.concatenate([layer.begins for layer in taken])]) if taken else None
 
 
 def _stored(storage: Storage, names: Collection[str]) -> Iterator[ShardLayer]:

@@ -9,6 +9,7 @@ Holds no state.
 
 from penstock.order._border import MAX_ROWS, ORDER_VERSION, derive_key, draw_shares, share_ranges
 from penstock.order._draw import ClassDeal, WeightedDraw
+from penstock.order._lanes import LaneOrder
 from penstock.order._mixture import BLOCK, STRATUM, Mixture, ScheduledMixture
 from penstock.order._orders import FullOrder, Order, Permutation, SequentialOrder, WindowedOrder
 
@@ -19,6 +20,7 @@ __all__ = [
     "STRATUM",
     "ClassDeal",
     "FullOrder",
+    "LaneOrder",
     "Mixture",
     "Order",
     "Permutation",

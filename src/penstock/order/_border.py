@@ -64,6 +64,19 @@ def checked_positions(positions: ArrayLike, size: int) -> Int64:
     return numbers
 
 
+def checked_counts(rows_per_window: ArrayLike) -> Int64:
+    """A private copy, so that the caller's later writes cannot change the order."""
+    counts = as_int64("entry of rows_per_window", rows_per_window).copy()
+    if counts.ndim != 1:
+        raise ValueError(f"rows_per_window must have one dimension, got shape {counts.shape}")
+    if counts.size and counts.min() < 0:
+        worst = int(counts.argmin())
+        raise ValueError(f"rows_per_window[{worst}] is {counts[worst]}: a window cannot hold fewer than 0 rows")
+    if counts.sum(dtype=np.float64) > MAX_ROWS:  # the int64 sum may have wrapped around
+        raise ValueError(f"rows_per_window add up to more than the {MAX_ROWS:,} rows that an order can have")
+    return counts
+
+
 def map_indices(kernel: Callable[..., int], noun: str, numbers: ArrayLike, size: int, *arguments: object) -> Int64:
     """The result of `kernel` for each of `numbers`, in an array of the same shape."""
     indices = as_int64(noun, numbers)

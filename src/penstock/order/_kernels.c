@@ -93,35 +93,90 @@ KERNEL int64_t order_permute(const Object *positions, const Object *out, int64_t
     return DONE;
 }
 
-/* Position -> row: permute inside its group, then find the slot (window) that it fell into.
+/* Groups of slots: what a position needs to become a row. Remembers the group of the last position: neighbours in a
+   batch often share it, and searching all groups for every one of them would cost more than the permutation itself. */
+typedef struct {
+    const int64_t *starts, *slots, *shift;
+    int64_t group, num_slots;
+    uint64_t key, group_key;
+    int64_t number, start, stop;
+    Shape shape;
+} Groups;
 
-   Remembers the group of the last position: neighbours in a batch share it, and searching all groups for every one of
-   them would cost more than the permutation itself. */
+static bool are_groups(
+    Groups *groups, uint64_t key, int64_t group, const Object *group_starts, const Object *slot_starts,
+    const Object *shifts)
+{
+    if (group < 1 || !is_int64(group_starts) || !is_int64(slot_starts) || !is_int64(shifts) ||
+        size_of(slot_starts) < size_of(shifts))
+        return false;
+    *groups = (Groups){
+        .starts = data_of(group_starts),
+        .slots = data_of(slot_starts),
+        .shift = data_of(shifts),
+        .group = group,
+        .num_slots = size_of(shifts),
+        .key = key,
+        .shape = shape_of(0),
+    };
+    return true;
+}
+
+/* The row at a place before rows are mixed, whose group is one of `first` to `last`: permute inside the group, then
+   find the slot (window) that it fell into. */
+static int64_t mixed_row(Groups *groups, int64_t place, int64_t first, int64_t last)
+{
+    if (place < groups->start || place >= groups->stop) {
+        groups->number = last_at_most(groups->starts, first, last, place);
+        groups->start = groups->starts[groups->number], groups->stop = groups->starts[groups->number + 1];
+        groups->shape = shape_of(groups->stop - groups->start);
+        groups->group_key = child_key(groups->key, groups->number);
+    }
+    int64_t mixed = groups->start + permuted(place - groups->start, &groups->shape, groups->group_key);
+    int64_t end = least((groups->number + 1) * groups->group, groups->num_slots);
+    return mixed + groups->shift[last_at_most(groups->slots, groups->number * groups->group, end, mixed)];
+}
+
+/* Position -> row: permute inside its group of slots. */
 KERNEL int64_t order_windowed_rows(
     const Object *positions, const Object *out, int64_t size, uint64_t key, int64_t group, const Object *group_starts,
     const Object *slot_starts, const Object *shifts)
 {
-    if (!are_mapped(positions, out) || group < 1 || !is_int64(group_starts) || !is_int64(slot_starts) ||
-        !is_int64(shifts) || size_of(slot_starts) < size_of(shifts))
+    Groups groups;
+    if (!are_mapped(positions, out) || !are_groups(&groups, key, group, group_starts, slot_starts, shifts))
         return REFUSED;
-    const int64_t *position = data_of(positions), *groups = data_of(group_starts);
-    const int64_t *slots = data_of(slot_starts), *shift = data_of(shifts);
+    const int64_t *position = data_of(positions);
     int64_t *rows = data_of(out), count = size_of(positions), num_groups = size_of(group_starts) - 1;
-    int64_t number = 0, start = 0, stop = 0;
-    uint64_t group_key = key;
-    Shape shape = shape_of(0);
     for (int64_t i = 0; i < count; i++) {
         if (position[i] < 0 || position[i] >= size)
             return i;
-        if (position[i] < start || position[i] >= stop) {
-            number = last_at_most(groups, 0, num_groups, position[i]);
-            start = groups[number], stop = groups[number + 1];
-            shape = shape_of(stop - start);
-            group_key = child_key(key, number);
+        rows[i] = mixed_row(&groups, position[i], 0, num_groups);
+    }
+    return DONE;
+}
+
+/* Position -> row: the lanes take turns, from lane `turn` on; lane l has places l * quota to (l + 1) * quota, and
+   groups `lane_groups[l]` to `lane_groups[l + 1]`. What is left over comes after them, as a lane of its own. */
+KERNEL int64_t order_lane_rows(
+    const Object *positions, const Object *out, int64_t size, uint64_t key, int64_t group, const Object *group_starts,
+    const Object *slot_starts, const Object *shifts, const Object *lane_groups, int64_t quota, int64_t turn)
+{
+    Groups groups;
+    int64_t lanes = size_of(lane_groups) - 2;
+    if (!are_mapped(positions, out) || !are_groups(&groups, key, group, group_starts, slot_starts, shifts) ||
+        !is_int64(lane_groups) || lanes < 1 || turn < 0)
+        return REFUSED;
+    const int64_t *position = data_of(positions), *lane_group = data_of(lane_groups);
+    int64_t *rows = data_of(out), count = size_of(positions);
+    for (int64_t i = 0; i < count; i++) {
+        if (position[i] < 0 || position[i] >= size)
+            return i;
+        int64_t number = position[i] / lanes, lane = lanes, place = position[i];
+        if (number < quota) {
+            lane = (position[i] - number * lanes + turn) % lanes;
+            place = lane * quota + number;
         }
-        int64_t place = start + permuted(position[i] - start, &shape, group_key);
-        int64_t last = least((number + 1) * group, size_of(shifts));
-        rows[i] = place + shift[last_at_most(slots, number * group, last, place)];
+        rows[i] = mixed_row(&groups, place, lane_group[lane], lane_group[lane + 1]);
     }
     return DONE;
 }

@@ -17,6 +17,7 @@ Int64 = NDArray[np.int64]
 
 _permute = kernel("order_permute", ARRAY, ARRAY, INT, WORD)
 _windowed_rows = kernel("order_windowed_rows", ARRAY, ARRAY, INT, WORD, INT, ARRAY, ARRAY, ARRAY)
+_lane_rows = kernel("order_lane_rows", ARRAY, ARRAY, INT, WORD, INT, ARRAY, ARRAY, ARRAY, ARRAY, INT, INT)
 _shuffle_strata = kernel("order_shuffle_strata", ARRAY, ARRAY, INT, WORD, INT)
 _deal_evenly = kernel("order_deal_evenly", ARRAY, ARRAY, ARRAY, ARRAY)
 _deal_classes = kernel("order_deal_classes", ARRAY, ARRAY, INT, WORD, INT, ARRAY, ARRAY, ARRAY)
@@ -40,6 +41,24 @@ def windowed_rows(
     """Position -> row: permute inside its group, then find the slot (window) that it fell into."""
     arguments = (int(key), group, group_starts, slot_starts, shifts)
     return _windowed_rows(positions, out, size, *arguments)
+
+
+def lane_rows(
+    positions: Int64,
+    out: Int64,
+    size: int,
+    key: np.uint64,
+    group: int,
+    group_starts: Int64,
+    slot_starts: Int64,
+    shifts: Int64,
+    lane_groups: Int64,
+    quota: int,
+    turn: int,
+) -> int:
+    """Position -> row: find the lane whose turn it is, then as for windows."""
+    arguments = (int(key), group, group_starts, slot_starts, shifts, lane_groups, quota, turn)
+    return _lane_rows(positions, out, size, *arguments)
 
 
 def shuffle_strata(rows: Int64, out: Int64, size: int, key: np.uint64, stratum: int) -> int:

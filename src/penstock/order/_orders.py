@@ -42,7 +42,7 @@ from penstock.order import _kernels
 from penstock.order._border import (
     MAX_ROWS,
     Int64,
-    as_int64,
+    checked_counts,
     checked_number,
     checked_positions,
     derive_key,
@@ -170,7 +170,7 @@ class WindowedOrder:
     _group_starts: Int64 = field(init=False, repr=False)  # group -> its first position; then num_rows
 
     def __post_init__(self) -> None:
-        rows_per_window = _checked_counts(self.rows_per_window)
+        rows_per_window = checked_counts(self.rows_per_window)
         epoch = checked_number("epoch", self.epoch)
         group = checked_number("group", self.group, at_least=1, at_most=MAX_ROWS)
         sequence = Permutation(rows_per_window.size, derive_key(self.seed, "windows", epoch))(
@@ -243,16 +243,3 @@ class WindowedOrder:
         if not 0 <= group < self.num_groups:
             raise out_of_range("group", group, self.num_groups)
         return group
-
-
-def _checked_counts(rows_per_window: ArrayLike) -> Int64:
-    """A private copy, so that the caller's later writes cannot change the order."""
-    counts = as_int64("entry of rows_per_window", rows_per_window).copy()
-    if counts.ndim != 1:
-        raise ValueError(f"rows_per_window must have one dimension, got shape {counts.shape}")
-    if counts.size and counts.min() < 0:
-        worst = int(counts.argmin())
-        raise ValueError(f"rows_per_window[{worst}] is {counts[worst]}: a window cannot hold fewer than 0 rows")
-    if counts.sum(dtype=np.float64) > MAX_ROWS:  # the int64 sum may have wrapped around
-        raise ValueError(f"rows_per_window add up to more than the {MAX_ROWS:,} rows that an order can have")
-    return counts

@@ -7,6 +7,7 @@ index takes 16 bytes per window: 200 kB for a billion documents. Counting runs a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -54,14 +55,20 @@ class PackIndex:
         return cls(starts, rows)
 
 
-def index_name(column: str, settings: PackingSettings) -> str:
+def index_name(column: str, settings: PackingSettings, *, by_shard: bool = False) -> str:
     """The key of an index in the manifest and the cache."""
     limits = f" {' '.join(map(str, settings.limits))}" if settings.limits else ""
-    return f"{column} {settings.length} {settings.long} {settings.max_documents}{limits}"
+    name = f"{column} {settings.length} {settings.long} {settings.max_documents}{limits}"
+    return f"{name} by shard" if by_shard else name
 
 
-def build_pack_index(read_lengths: ReadLengths, num_documents: int, settings: PackingSettings) -> PackIndex:
-    """Divide documents into windows and count the rows of each; every length is read once."""
+def build_pack_index(
+    read_lengths: ReadLengths, num_documents: int, settings: PackingSettings, edges: npt.NDArray[np.int64] | None = None
+) -> PackIndex:
+    """Divide documents into windows, or at `edges`, and count the rows of each; every length is read once."""
+    if edges is not None:
+        counts = [count_rows(read_lengths(*ends), settings) for ends in itertools.pairwise(edges.tolist())]
+        return PackIndex(edges, np.array(counts, np.int64))
     starts, rows = [0], []
     for lengths in _windows(read_lengths, num_documents, settings.length):
         starts.append(starts[-1] + len(lengths))

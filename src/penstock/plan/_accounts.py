@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from penstock.dataset import ConcatStorage, Samples
 from penstock.errors import counted, printable
-from penstock.order import WindowedOrder
+from penstock.order import LaneOrder, WindowedOrder
 from penstock.packing import PackingLedger
-from penstock.schema import LABEL_COLUMNS
+from penstock.schema import LABEL_COLUMNS, offsets_of
 from penstock.shards import ORIGIN_COLUMN, Storage, hash_samples, read_samples
 
 if TYPE_CHECKING:
@@ -238,7 +238,9 @@ _MOST_FILES = 4096
 _SEED = 0
 
 
-def measure_mixing(samples: Samples, order: WindowedOrder, window_starts: NDArray[np.int64]) -> list[Mixing]:
+def measure_mixing(
+    samples: Samples, order: WindowedOrder | LaneOrder, window_starts: NDArray[np.int64]
+) -> list[Mixing]:
     """How an order mixes samples; nothing when none are stored in runs.
 
     Args:
@@ -253,8 +255,11 @@ def measure_mixing(samples: Samples, order: WindowedOrder, window_starts: NDArra
     rng = np.random.default_rng(_SEED)
     if not _comes_in_runs(samples, classes, window_starts, rng):
         return []
-    groups = np.linspace(0, order.num_groups - 1, _BATCHES).round().astype(np.int64).tolist()
-    drawn = np.stack([_draw(order.windows_of_group(group), window_starts, rng) for group in groups])
+    if isinstance(order, LaneOrder):
+        drawn = _draw_of_lanes(order, window_starts, rng)
+    else:
+        groups = np.linspace(0, order.num_groups - 1, _BATCHES).round().astype(np.int64).tolist()
+        drawn = np.stack([_draw(order.windows_of_group(group), window_starts, rng) for group in groups])
     _, numbers = np.unique(classes(samples.locate(drawn.reshape(-1))), return_inverse=True)
     return [_compare(what, numbers.reshape(drawn.shape))]
 
@@ -273,6 +278,15 @@ def _draw(windows: NDArray[np.int64], starts: NDArray[np.int64], rng: np.random.
     places = rng.integers(0, max(1, int(ends[-1])), COUNTED_BATCH)
     found = np.searchsorted(ends, places, side="right")
     return np.asarray(starts[windows[found] + 1] - (ends[found] - places), np.int64)
+
+
+def _draw_of_lanes(order: LaneOrder, starts: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+    """Batches of lanes that follow each other: for each row a sample of its window."""
+    firsts = np.linspace(0, max(0, order.num_rows - COUNTED_BATCH), _BATCHES).astype(np.int64)
+    rows = order.rows((firsts[:, None] + np.arange(COUNTED_BATCH)) % order.num_rows)
+    windows = np.searchsorted(offsets_of(order.rows_per_window), rows, side="right") - 1
+    sizes = starts[windows + 1] - starts[windows]
+    return np.asarray(starts[windows] + (rng.random(rows.shape) * sizes).astype(np.int64))
 
 
 def _comes_in_runs(samples: Samples, classes: Classes, starts: NDArray[np.int64], rng: np.random.Generator) -> bool:

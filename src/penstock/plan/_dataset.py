@@ -34,10 +34,11 @@ from penstock.dataset import (
     packed_column,
     read_columns,
     read_sample,
+    sample_layers,
     split_parts,
 )
 from penstock.errors import SchemaError, StageError, counted, did_you_mean, whole_number
-from penstock.plan._orders import make_order
+from penstock.plan._orders import lane_edges, make_order
 from penstock.plan._packed_rows import PackedRows, find_pack_index, read_costs
 from penstock.plan._plan import Plan
 from penstock.plan._rows import RowSource
@@ -377,6 +378,7 @@ def _refuse_draws(stages: Stages, cut: Window | Pack) -> None:
 def _pack(samples: Samples, cut: Pack, shuffle: Shuffle | None) -> PackedRows:
     """Packed rows, whose number is looked up, or counted now."""
     packed_column(samples.schema, cut.column)
+    edges = lane_edges(shuffle, sample_layers(samples, (cut.column,)), len(samples))
     index = find_pack_index(
         functools.partial(read_costs, samples, cut),
         len(samples),
@@ -384,5 +386,6 @@ def _pack(samples: Samples, cut: Pack, shuffle: Shuffle | None) -> PackedRows:
         column=" ".join(cut.counted),
         fingerprint=samples.fingerprint,
         attributes=samples.storage.attributes if samples.are_whole else {},
+        edges=edges,
     )
     return PackedRows(samples, cut, shuffle, index)

@@ -22,7 +22,7 @@ from penstock.order import derive_key
 from penstock.plan._dataset import Dataset
 from penstock.plan._mixed_rows import Deal, MixedRows, mix_rows
 from penstock.plan._plan import Plan
-from penstock.plan._stages import LEGAL_ORDER, Batch, Map, Stage, Stages, TakeRows
+from penstock.plan._stages import LEGAL_ORDER, Batch, Map, Stage, Stages, TakeRows, num_lanes
 from penstock.plan._text import order_facts
 
 Sources = Mapping[str, Plan | Dataset | tuple[Plan | Dataset, float]]
@@ -275,6 +275,11 @@ def _checked_part(name: object, source: object) -> tuple[str, Plan, float]:
     if not _is_number(weight) or not 0 < weight < math.inf:
         raise ValueError(f"mix(): the weight of {name!r} is {weight!r}; weights are positive, finite numbers.")
     plan = stages.as_plan()
+    if num_lanes(plan.stages) > 1:
+        raise StageError(
+            f"mix(): {name!r} is shuffled with lanes=..., and a mixture deals its rows to all ranks: each would need "
+            "all of it. Leave lanes= out."
+        )
     for stage in plan.stages:
         if isinstance(stage, (Map, Batch)):
             raise StageError(

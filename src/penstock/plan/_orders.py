@@ -29,11 +29,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.dataset import Samples
+from penstock.dataset import Samples, ShardLayer, sample_layers, shard_edges
 from penstock.errors import SchemaError
 from penstock.order import (
     ClassDeal,
     FullOrder,
+    LaneOrder,
     Order,
     Permutation,
     SequentialOrder,
@@ -68,12 +69,15 @@ class Epochs:
         assert shuffle is None or shuffle.group is not None, "with_groups writes the default out"
         self.shuffle = shuffle
         self.order = functools.lru_cache(_KEPT_EPOCHS)(self._order)
+        self._last_positions = functools.lru_cache(_KEPT_EPOCHS)(self._last_of)
 
     def _order(self, epoch: int) -> Order:
         if self.shuffle is None:
             return SequentialOrder(self.num_rows)
         if self.shuffle.mode == "full":
             return FullOrder(self.num_rows, self.shuffle.seed, epoch)
+        if self.shuffle.lanes > 1:
+            return LaneOrder(self.rows_per_window, self.shuffle.seed, epoch, self.group, self.shuffle.lanes)
         return WindowedOrder(self.rows_per_window, self.shuffle.seed, epoch, self.group)
 
     @property
@@ -82,6 +86,11 @@ class Epochs:
         if self.shuffle is None or self.shuffle.mode == "full":
             return 1
         return self.shuffle.group or 1
+
+    @property
+    def lanes(self) -> int:
+        """Lanes that take turns; 1 where there are none."""
+        return 1 if self.shuffle is None else self.shuffle.lanes
 
     def locate(self, rows: Rows) -> list[tuple[int, Rows, NDArray[np.int64]]]:
         """(epoch, places in `rows`, rows of the data) for each epoch that `rows` touch; nearly always one."""
@@ -119,7 +128,10 @@ class Epochs:
 
     def _spans_of_epoch(self, epoch: int, rows: RowRange) -> Spans:
         order, start = self.order(epoch), epoch * self.num_rows
-        if isinstance(order, WindowedOrder):
+        if isinstance(order, LaneOrder):
+            places = rows.shifted(-start)
+            first, last, windows = order.uses(places.begin, places.end, places.world_size, places.remainders)
+        elif isinstance(order, WindowedOrder):
             first, last, windows = order.uses(rows.begin - start, rows.end - start)
         elif isinstance(order, SequentialOrder):
             low, high = (self._window_of(np.array([row - start])) for row in (rows.begin, rows.end - 1))
@@ -137,13 +149,23 @@ class Epochs:
     def mixing(self, samples: Samples, window_starts: NDArray[np.int64]) -> list[Mixing]:
         """How batches are mixed; nothing where a shuffle reaches all windows at once, or there is none."""
         order = self.order(0) if len(self.rows_per_window) > self.group else None
-        return measure_mixing(samples, order, window_starts) if isinstance(order, WindowedOrder) else []
+        return measure_mixing(samples, order, window_starts) if isinstance(order, WindowedOrder | LaneOrder) else []
+
+    def is_past(self, epoch: int, window: int, row: int) -> bool:
+        """Whether a window of lanes is not read again in an epoch from a row of the run on."""
+        return epoch * self.num_rows + int(self._last_positions(epoch)[window]) < row
+
+    def _last_of(self, epoch: int) -> NDArray[np.int64]:
+        order = self.order(epoch)
+        assert isinstance(order, LaneOrder)
+        return order.last_positions()
 
     @property
     def identity(self) -> Any:
         """JSON of what decides the order."""
         shuffle = self.shuffle
-        return None if shuffle is None else [shuffle.seed, shuffle.mode, shuffle.group]
+        lanes = [] if shuffle is None or shuffle.lanes == 1 else [shuffle.lanes]
+        return None if shuffle is None else [shuffle.seed, shuffle.mode, shuffle.group, *lanes]
 
 
 def even_windows(num_rows: int, row_bytes: int) -> NDArray[np.int64]:
@@ -153,6 +175,14 @@ def even_windows(num_rows: int, row_bytes: int) -> NDArray[np.int64]:
     if len(sizes):
         sizes[-1] = num_rows - rows_per_window * (len(sizes) - 1)
     return sizes
+
+
+def lane_edges(shuffle: Shuffle | None, layers: Sequence[ShardLayer], num_places: int) -> NDArray[np.int64] | None:
+    """Where the storage windows of lanes begin, which are whole shards: each is then needed in one lane alone.
+
+    None without lanes, or where the data is not in shards.
+    """
+    return None if shuffle is None or shuffle.lanes == 1 else shard_edges(layers, num_places)
 
 
 class PageHints:
@@ -206,7 +236,9 @@ class PageHints:
     @property
     def _reads_groups(self) -> bool:
         shuffle = self._epochs.shuffle
-        return shuffle is not None and shuffle.mode == "windows" and self._epochs.num_rows > 0
+        # With lanes, what is next depends on the rank, and its shards come into the cache just before.
+        is_grouped = shuffle is not None and shuffle.mode == "windows" and shuffle.lanes == 1
+        return is_grouped and self._epochs.num_rows > 0
 
     def _locate(self, row: int) -> tuple[int, int, WindowedOrder]:
         """(epoch, group, the epoch's order) of an absolute row."""
@@ -274,7 +306,10 @@ class StoredOrder(SampleOrder):
 
     def __init__(self, samples: Samples, columns: tuple[Column, ...], shuffle: Shuffle | None) -> None:
         self._samples, self.seed = samples, None if shuffle is None else shuffle.seed
-        self._epochs = Epochs(even_windows(len(samples), sample_bytes(samples.storage)), shuffle)
+        # All columns: those that are shown do not change the order.
+        edges = lane_edges(shuffle, sample_layers(samples, list(samples.storage.schema)), len(samples))
+        even = even_windows(len(samples), sample_bytes(samples.storage))
+        self._epochs = Epochs(even if edges is None else np.diff(edges), shuffle)
         self._page_hints = PageHints(self._epochs, samples, columns, self._epochs.row_starts)
         self.num_rows = self.num_samples = self._epochs.num_rows
 

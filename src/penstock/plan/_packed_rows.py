@@ -64,6 +64,8 @@ Key = tuple[int, int]
 
 # Windows beyond those of one group are kept up to this size.
 _KEPT_BYTES = 32 << 20
+# Other threads may be so far behind.
+_ROWS_BEHIND = 1 << 16
 _NOTHING = np.zeros(0, np.int64)
 
 
@@ -131,39 +133,42 @@ def _concatenate(arrays: list[NDArray[Any]], dtype: type[np.generic]) -> NDArray
 class PackedBlocks:
     """Pieces of rows, by window and row; `pack` packs a window when it is first needed.
 
-    The `num_kept` windows of a group stay in memory while it is read, however large they are: each of its
-    batches needs most of them, and packing a window of a million documents takes 0.15 s. At 5 bytes a document,
-    a group of 16 such windows takes 80 MB.
+    The windows of a group stay in memory while it is read, however large they are: each of its batches needs most of
+    them, and packing a window of a million documents takes 0.15 s. At 5 bytes a document, a group of 16 such windows
+    takes 80 MB. With lanes, it is one group of each lane that this process reads.
     """
 
-    def __init__(self, pack: Callable[[int, int], PackedBlock], length: int, num_kept: int) -> None:
-        self._pack, self._length, self._num_kept = pack, length, num_kept
+    def __init__(self, pack: Callable[[int, int], PackedBlock], length: int, epochs: Epochs) -> None:
+        self._pack, self._length, self._epochs = pack, length, epochs
         self._snapshot = _Snapshot.of({})
         self._lock = threading.Lock()
 
-    def collect(self, keys: list[Key], rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
-        """(row offsets, documents, starts) of the pieces in row `rows[k]` of window `keys[k]`, for all k."""
+    def collect(self, keys: list[Key], rows: NDArray[np.int64], at: int) -> tuple[NDArray[np.int64], ...]:
+        """(row offsets, documents, starts) of the pieces in row `rows[k]` of window `keys[k]`, for all k.
+
+        `at` is the row of the run that the caller has reached.
+        """
         if not keys:
             return np.zeros(1, np.int64), _NOTHING, _NOTHING
-        snapshot, slots = self._find(keys)
+        snapshot, slots = self._find(keys, at)
         return _kernels.collect(slots, rows, *snapshot.arrays, self._length)
 
-    def load(self, keys: list[Key]) -> None:
+    def load(self, keys: list[Key], at: int) -> None:
         """Pack those that are not there."""
-        for begin in range(0, len(keys), self._num_kept):
-            self._find(keys[begin : begin + self._num_kept])
+        for begin in range(0, len(keys), self._epochs.group):
+            self._find(keys[begin : begin + self._epochs.group], at)
 
-    def _find(self, keys: list[Key]) -> tuple[_Snapshot, NDArray[np.int64]]:
+    def _find(self, keys: list[Key], at: int) -> tuple[_Snapshot, NDArray[np.int64]]:
         """A snapshot that has all of `keys`, and their slots in it."""
         snapshot = self._snapshot
         try:
             slots = [snapshot.slots[key] for key in keys]
         except KeyError:
-            snapshot = self._load(keys)
+            snapshot = self._load(keys, at)
             slots = [snapshot.slots[key] for key in keys]
         return snapshot, np.array(slots, np.int64)
 
-    def _load(self, keys: Iterable[Key]) -> _Snapshot:
+    def _load(self, keys: Iterable[Key], at: int) -> _Snapshot:
         """A snapshot that has all of `keys`; the oldest others go when they are too many."""
         with self._lock:
             blocks = dict(self._snapshot.blocks)
@@ -173,10 +178,15 @@ class PackedBlocks:
                     blocks[key] = self._pack(*key)
             excess = sum(block.num_bytes for block in blocks.values()) - _KEPT_BYTES
             for key in list(blocks):  # the oldest first: those of the group before
-                if excess > 0 and key not in wanted and len(blocks) > self._num_kept:
+                if excess > 0 and key not in wanted and self._may_go(key, len(blocks), at):
                     excess -= blocks.pop(key).num_bytes
             self._snapshot = _Snapshot.of(blocks)
             return self._snapshot
+
+    def _may_go(self, key: Key, num_blocks: int, at: int) -> bool:
+        if self._epochs.lanes == 1:
+            return num_blocks > self._epochs.group
+        return self._epochs.is_past(*key, at - _ROWS_BEHIND)
 
 
 class PackedRows(DocumentRows):
@@ -191,7 +201,7 @@ class PackedRows(DocumentRows):
         self.num_rows = self.epochs.num_rows
         columns = (self.column,) if self.mask is None else (self.column, self.mask)
         self._page_hints = PageHints(self.epochs, samples, columns, index.window_starts)
-        self._blocks = PackedBlocks(self._pack, stage.settings.length, num_kept=self.epochs.group)
+        self._blocks = PackedBlocks(self._pack, stage.settings.length, self.epochs)
         self._row_targets = np.zeros(self.num_rows, np.min_scalar_type(stage.settings.length))
         """Targets in each row of the data, if no mask hides any: the same in all epochs, like the lengths in a row."""
         self._row_attention = np.zeros(self.num_rows)
@@ -245,17 +255,17 @@ class PackedRows(DocumentRows):
         """The entry of each row in a table of the data's rows."""
         found = np.empty(len(rows), table.dtype)
         for epoch, places, data_rows in self.epochs.locate(rows):
-            self._count_windows_of(epoch, data_rows)
+            self._count_windows_of(epoch, data_rows, int(rows.min()))
             found[places] = table[data_rows]
         return found
 
-    def _count_windows_of(self, epoch: int, data_rows: NDArray[np.int64]) -> None:
+    def _count_windows_of(self, epoch: int, data_rows: NDArray[np.int64], at: int) -> None:
         """Pack the windows that no epoch has packed yet."""
         if self._is_counted.all():
             return
         windows = np.zeros(len(self._is_counted), np.bool_)
         windows[np.searchsorted(self.epochs.row_starts, data_rows, side="right") - 1] = True
-        self._blocks.load(self._keys(epoch, np.flatnonzero(windows & ~self._is_counted)))
+        self._blocks.load(self._keys(epoch, np.flatnonzero(windows & ~self._is_counted)), at)
 
     def _keys(self, epoch: int, numbers: NDArray[np.int64]) -> list[Key]:
         """The keys of windows in an epoch; without a shuffle they are packed the same way in all."""
@@ -269,7 +279,7 @@ class PackedRows(DocumentRows):
             inside[places] = data_rows - self.epochs.row_starts[numbers]
             for place, key in zip(places.tolist(), self._keys(epoch, numbers), strict=True):
                 keys[place] = key
-        row_offsets, documents, starts = self._blocks.collect(keys, inside)
+        row_offsets, documents, starts = self._blocks.collect(keys, inside, int(rows.min(initial=2**62)))
         stored = self.samples.locate(documents)
         length = self.stage.settings.length
         sizes = np.minimum(self.samples.storage.lengths_of(self.column, stored) - starts, length)
@@ -379,25 +389,31 @@ def find_pack_index(
     column: str,
     fingerprint: str,
     attributes: Mapping[str, Any],
+    edges: NDArray[np.int64] | None = None,
 ) -> PackIndex:
-    """The index: from the dataset's `attributes`, from the cache, or counted now and kept."""
-    name = index_name(column, settings)
+    """The index: from the dataset's `attributes`, from the cache, or counted now and kept.
+
+    `edges` are the first document of each window, where they must be those of shards.
+    """
+    name = index_name(column, settings, by_shard=edges is not None)
     stored = attributes.get("packing")
     # Appending to a dataset leaves counts of fewer samples behind.
     is_of_all = isinstance(stored, dict) and stored.get("samples", num_documents) == num_documents
     if isinstance(stored, dict) and is_of_all and stored.get("version") == PACKING_VERSION:
         indexes = stored.get("indexes")
         if isinstance(indexes, dict) and name in indexes:
-            return _from_dataset(indexes[name], num_documents, name)
+            found = _from_dataset(indexes[name], num_documents, name)
+            if edges is None or np.array_equal(found.window_starts, edges):
+                return found
     folder = cache_folder()
     if num_documents < _WORTH_KEEPING or folder is None:
-        return build_pack_index(read_lengths, num_documents, settings)
+        return build_pack_index(read_lengths, num_documents, settings, edges)
     key = digest(f"{fingerprint} {name} {PACKING_VERSION}")
     path = Path(os.path.realpath(folder)) / f"{key}.json"
 
     def count() -> PackIndex:
         logger.info("Counting rows of %d tokens in %d documents; kept in %s", settings.length, num_documents, path)
-        return build_pack_index(read_lengths, num_documents, settings)
+        return build_pack_index(read_lengths, num_documents, settings, edges)
 
     return _from_cache(path, num_documents, count)
 

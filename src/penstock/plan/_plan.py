@@ -48,6 +48,7 @@ from penstock.plan._stages import (
     Window,
     check_next,
     costs_of,
+    num_lanes,
     with_groups,
     without_groups,
 )
@@ -445,8 +446,8 @@ class Plan(Verbs["Plan"]):
     def _reader(self) -> BatchReader:
         pieces = self.row_source.piece_source
         targets = None if pieces is None else TargetSums(pieces)
-        seed = self.source.map_seed(self.stages)
-        return BatchReader(self.row_source, self.steps, self._maps, seed, targets, self._dealer)
+        seed, are_apart = self.source.map_seed(self.stages), num_lanes(self.stages) > 1
+        return BatchReader(self.row_source, self.steps, self._maps, seed, targets, self._dealer, are_apart)
 
     @functools.cached_property
     def _dealer(self) -> Dealer | None:

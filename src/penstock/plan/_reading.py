@@ -91,6 +91,8 @@ class BatchReader:
     """Of rows that are made of pieces."""
     dealer: Dealer | None = None
     """What deals rows to ranks by their costs; without one, they are dealt in turn."""
+    ranks_are_apart: bool = False
+    """Whether ranks read different shards, so that none of them can say what the others have."""
 
     def read_at(
         self, row: int, rank: int, world_size: int, part: int, num_parts: int, out: Mapping[str, NDArray[Any]] | None
@@ -106,7 +108,10 @@ class BatchReader:
             num_targets = int(counts.sum() if is_hidden is None else counts[~is_hidden].sum())
             is_all = world_size == num_parts == 1
             batch["num_targets"] = num_targets
-            batch["num_targets_global"] = num_targets if is_all else self._count_targets(row, world_size)
+            if is_all:
+                batch["num_targets_global"] = num_targets
+            elif world_size == 1 or not self.ranks_are_apart:
+                batch["num_targets_global"] = self._count_targets(row, world_size)
         if self.maps:
             batch = self._map(batch, own)
         if is_repeated is not None:
@@ -123,7 +128,7 @@ class BatchReader:
         """What ranks read for the batches from row `begin` on, where one starts, up to row `end`."""
         size, tail, own = self.steps.global_size, self.steps.tail, tuple(ranks)
         reach = size if self.dealer is not None else 0
-        if self.targets is not None:  # a batch says how many targets all ranks have
+        if self.targets is not None and (world_size == 1 or not self.ranks_are_apart):  # targets that all ranks have
             reach = max(reach, self.targets.reach(size))
         if self.rows.num_rows == 0:
             return

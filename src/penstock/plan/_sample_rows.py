@@ -33,7 +33,7 @@ from penstock.dataset import (
 from penstock.errors import SchemaError
 from penstock.plan._accounts import DocumentTrace, Drawn, Ledger, Mixing, trace_document
 from penstock.plan._compose import DocumentRows
-from penstock.plan._orders import BucketedOrder, Epochs, PageHints, SampleOrder, even_windows, sample_bytes
+from penstock.plan._orders import BucketedOrder, Epochs, PageHints, SampleOrder, even_windows, lane_edges, sample_bytes
 from penstock.plan._rows import BatchArrays, OutputArrays, Pieces, Rows, RowSource, costs_of_documents, offered
 from penstock.plan._stages import ATTENTION, IGNORED, TOKENS, Cast, Pad, Shuffle, Window
 from penstock.plan._uses import Reads, RowRange
@@ -217,7 +217,14 @@ class TokenWindowRows(RowSource):
         self._stream = token_stream(samples, self.column)
         self.num_tokens = self._stream.num_elements
         row_bytes = stage.length * self.column.dtype.itemsize
-        self.epochs = Epochs(even_windows(self.num_tokens // stage.length, row_bytes), shuffle)
+        layers = () if shuffle is None or shuffle.lanes == 1 else element_layers(samples, self.column, self._stream)
+        self._edges = lane_edges(shuffle, layers, self.num_tokens)
+        """With lanes, the first token of each shard: no row goes on in the next shard, not even its last label."""
+        if self._edges is None:
+            sizes = even_windows(self.num_tokens // stage.length, row_bytes)
+        else:
+            sizes = np.maximum(np.diff(self._edges) - 1, 0) // stage.length
+        self.epochs = Epochs(sizes, shuffle)
         self.num_rows = self.epochs.num_rows
         starts = np.append(self.epochs.row_starts[:-1] * stage.length, len(samples))
         self._page_hints = None if self.column.is_ragged else PageHints(self.epochs, samples, (self.column,), starts)
@@ -255,6 +262,8 @@ class TokenWindowRows(RowSource):
 
     def reads(self, rows: RowRange) -> list[Reads]:
         """The tokens of the storage windows, and of each the one after, which is the last label."""
+        if self._edges is not None:
+            return [Reads(self.epochs.spans(rows).of_windows(self._edges), self._layers)]
         spans = self.epochs.spans(rows).of_windows(self.epochs.row_starts * self.stage.length)
         return [Reads(spans._replace(ends=np.minimum(spans.ends + 1, self.num_tokens)), self._layers)]
 
@@ -267,7 +276,7 @@ class TokenWindowRows(RowSource):
     def read(self, rows: Rows, out: Mapping[str, NDArray[Any]] | None) -> BatchArrays:
         """`input_ids` and `labels`, int64 [rows, length]; the stream's very last label and masked ones are -100."""
         length = self.stage.length
-        firsts = self.epochs.find(rows) * length
+        firsts = self._firsts(rows)
         input_ids, labels = (offered(out, key, (len(rows), length), np.int64) for key in ("input_ids", "labels"))
         self._stream.read(firsts, input_ids)
         labels[:, -1] = IGNORED
@@ -289,13 +298,21 @@ class TokenWindowRows(RowSource):
         out[has_next, -1] = following[:, 0]
 
     def ledger(self, epoch: int) -> Ledger:
-        """What is left over after the last whole window."""
-        return Ledger(num_rows=self.num_rows, tokens_left_over=self.num_tokens % self.stage.length)
+        """What is left over after the last whole window; with lanes, after that of each shard."""
+        return Ledger(num_rows=self.num_rows, tokens_left_over=self.num_tokens - self.num_rows * self.stage.length)
+
+    def _firsts(self, rows: Rows) -> NDArray[np.int64]:
+        """The first token of each row."""
+        found = self.epochs.find(rows)
+        if self._edges is None:
+            return found * self.stage.length
+        windows = np.searchsorted(self.epochs.row_starts, found, side="right") - 1
+        return self._edges[windows] + (found - self.epochs.row_starts[windows]) * self.stage.length
 
     def trace(self, rows: Rows, source: str = "") -> list[DocumentTrace]:
         """The documents that each window touches; of a fixed column, its first token."""
         length = self.stage.length
-        firsts = (self.epochs.find(rows) * length).tolist()
+        firsts = self._firsts(rows).tolist()
         if not self.column.is_ragged:
             return [trace_document(self.samples, source, row, 0, first, 0, length) for row, first in enumerate(firsts)]
         found: list[list[DocumentTrace]] = [[] for _ in firsts]

@@ -147,12 +147,16 @@ class Shuffle:
     mode: Mode = "windows"
     group: int | None = None
     """None until `with_groups` writes the default out."""
+    lanes: int = 1
 
     def __post_init__(self) -> None:
         _make_whole(self, "seed")
+        _make_whole(self, "lanes", at_least=1, at_most=2**20)
         if self.group is not None:
             _make_whole(self, "group", at_least=1, at_most=2**62)
         _check_choice(self, "mode", Mode)
+        if self.lanes > 1 and self.mode == "full":
+            raise ValueError("shuffle(mode='full', lanes=...): rows of a full shuffle may be anywhere. Leave one out.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,7 +327,7 @@ def check_next(stages: Sequence[Stage], stage: Stage) -> None:
     """Refuse a stage that cannot follow those before it.
 
     Raises:
-        StageError: out of order, or a second one of a kind that may be there only once.
+        StageError: out of order, or a second one of a kind that may be there only once; or it has no lanes.
     """
     last = stages[-1] if stages else None
     if last is not None and (
@@ -332,25 +336,50 @@ def check_next(stages: Sequence[Stage], stage: Stage) -> None:
         raise StageError(
             f"{stage.verb}() cannot follow {last.verb}(). The order is {LEGAL_ORDER}.{_advice(stage, last)}"
         )
+    _check_lanes((*stages, stage))
 
 
 # Measured by benchmarks/bench_mixing.py, in docs/plans.md. Storage windows of packed documents are larger, and all of a
-# group is packed before its first row is known.
-GROUP, PACKED_GROUP = 256, 16
+# group is packed before its first row is known. The groups of all lanes are read at once, and their windows are shards.
+GROUP, PACKED_GROUP, LANE_GROUP = 256, 16, 2
 
 
 def with_groups(stages: Sequence[Stage]) -> tuple[Stage, ...]:
     """The stages with the default group written out: 256 windows of 4 MiB, 16 of the larger ones that are packed.
 
-    A full shuffle has no groups; its number is the one that its fingerprint has always had.
+    In each lane it is 2 shards. A full shuffle has no groups; its number is what its fingerprint has always had.
     """
     is_packed = any(isinstance(stage, Pack) for stage in stages)
+
+    def group_of(stage: Shuffle) -> int:
+        if stage.lanes > 1:
+            return LANE_GROUP
+        return PACKED_GROUP if is_packed or stage.mode == "full" else GROUP
+
     return tuple(
-        dataclasses.replace(stage, group=PACKED_GROUP if is_packed or stage.mode == "full" else GROUP)
+        dataclasses.replace(stage, group=group_of(stage))
         if isinstance(stage, Shuffle) and stage.group is None
         else stage
         for stage in stages
     )
+
+
+def num_lanes(stages: Sequence[Stage]) -> int:
+    """How many lanes the shuffle has, if there is one."""
+    return max((stage.lanes for stage in stages if isinstance(stage, Shuffle)), default=1)
+
+
+def _check_lanes(stages: Sequence[Stage]) -> None:
+    """Refuse lanes where another stage sends rows anywhere."""
+    for stage in stages if num_lanes(stages) > 1 else ():
+        is_bucketed = isinstance(stage, Pad) and stage.bucket is not None
+        is_dealt = isinstance(stage, Batch) and stage.balance is not None
+        if is_bucketed or is_dealt or isinstance(stage, (Weighted, Balanced)):
+            verb = f"{stage.verb}({'bucket=...' if is_bucketed else 'balance=...' if is_dealt else ''})"
+            raise StageError(
+                f"shuffle(lanes=...) and {verb}: lanes give each rank a part of the data of its own, and {verb} sends "
+                "rows from one to another. Leave one of them out."
+            )
 
 
 def without_groups(stages: Sequence[Stage]) -> tuple[Stage, ...]:

@@ -42,7 +42,8 @@ def order_facts(stages: Sequence[Stage]) -> dict[str, str]:
         if stage.verb in _DECIDING:
             settings = dataclasses.asdict(stage)
             settings |= settings.pop("settings", {})
-            told = ", ".join(f"{name}={settings[name]!r}" for name in _DECIDING[stage.verb])
+            names = (*_DECIDING[stage.verb], *(["lanes"] if settings.get("lanes", 1) > 1 else []))
+            told = ", ".join(f"{name}={settings[name]!r}" for name in names)
             if isinstance(stage, Pack):
                 budgets = {name: value for name, value in stage_arguments(stage).items() if name in ("cost", "limits")}
                 told += "".join(f", {name}={value!r}" for name, value in budgets.items())
@@ -65,6 +66,8 @@ def stage_identity(stage: Stage) -> Any:
             del settings["settings"]["limits"]
     if isinstance(stage, Batch) and stage.balance is None:
         del settings["balance"]  # as above
+    if settings.get("lanes") == 1:
+        del settings["lanes"]
     if isinstance(stage, Weighted) and isinstance(stage.weights, SampleWeights):
         settings["weights"] = [stage.weights.identity]
     return [stage.verb, settings]

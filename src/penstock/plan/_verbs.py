@@ -83,7 +83,7 @@ class Verbs(ABC, Generic[PlanType]):
         """
         return self.with_stage(Balanced(column=column, rows=rows, replacement=replacement))
 
-    def shuffle(self, seed: int, mode: Mode = "windows", group: int | None = None) -> PlanType:
+    def shuffle(self, seed: int, mode: Mode = "windows", group: int | None = None, *, lanes: int = 1) -> PlanType:
         """A new order in each epoch. "windows" keeps reads local, "full" permutes everything.
 
         Args:
@@ -91,8 +91,11 @@ class Verbs(ABC, Generic[PlanType]):
             mode: "windows" mixes the rows of `group` storage windows at a time, "full" all of them.
             group: How many storage windows; None is about a gigabyte of them. More mix wider (docs/plans.md has a
                 table), read from more places at once and, when packed, keep 5 bytes per document in memory.
+            lanes: Deal the shards to this many lanes that take turns, so that each of w ranks needs only 1/w of the
+                data, the same in every epoch, if w divides it: the largest number of ranks you will use, or 3 * 2^k.
+                A group is then of shards of a lane, 2 by default.
         """
-        return self.with_stage(Shuffle(seed=seed, mode=mode, group=group))
+        return self.with_stage(Shuffle(seed=seed, mode=mode, group=group, lanes=lanes))
 
     def window(self, length: int, *, column: str = "tokens") -> PlanType:
         """Rows of `length` tokens, cut from all documents laid end to end."""

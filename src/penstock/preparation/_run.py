@@ -350,8 +350,10 @@ def _count_packed_rows(workspace: Workspace, manifest: Manifest, pack: Sequence[
     indexes: dict[str, Any] = {}
     for length in pack:
         settings = PackingSettings(length=length)
-        index = build_pack_index(lengths.read, manifest.num_samples, settings)
-        indexes[index_name(PACKED_COLUMN, settings)] = index.to_json()
+        shards = np.unique(lengths.starts)
+        for edges in (None, shards):  # lanes pack shard by shard
+            index = build_pack_index(lengths.read, manifest.num_samples, settings, edges)
+            indexes[index_name(PACKED_COLUMN, settings, by_shard=edges is not None)] = index.to_json()
     return {"packing": {"version": PACKING_VERSION, "samples": manifest.num_samples, "indexes": indexes}}
 
 
@@ -362,15 +364,15 @@ class _Lengths:
         self._workspace = workspace
         self._manifest = manifest
         counts = [shard.num_samples for shard in manifest.shards]
-        self._starts = offsets_of(counts)
+        self.starts = offsets_of(counts)
         self._last: tuple[int, NDArray[np.int64]] | None = None
 
     def read(self, begin: int, end: int) -> NDArray[np.int64]:
         """Lengths of documents `begin` to `end`."""
         parts = [np.empty(0, np.int64)]
-        number = int(np.searchsorted(self._starts, begin, side="right")) - 1
+        number = int(np.searchsorted(self.starts, begin, side="right")) - 1
         while begin < end:
-            first, last = int(self._starts[number]), min(end, int(self._starts[number + 1]))
+            first, last = int(self.starts[number]), min(end, int(self.starts[number + 1]))
             parts.append(self._of_shard(number)[begin - first : last - first])
             begin, number = last, number + 1
         return np.concatenate(parts)
