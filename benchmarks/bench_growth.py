@@ -255,7 +255,7 @@ QUESTIONS = (
     ),
     Question("a packed plan", "shards", SHARDS, shards_of(lambda path: penstock.open(path).shuffle(1).pack(128))),
     Question("penstock inspect", "shards", SHARDS, shards_of(inspect)),
-    Question("split by index", "samples", SAMPLES, split_of),
+    Question("split by index", "samples", (*SAMPLES, 100_000_000), split_of),
     Question("first batch of sample(weights)", "samples", SAMPLES, weighted),
     Question("pack nearly empty documents", "documents", SAMPLES[1:], empty_documents),
     Question("prepare JSON lines", "bytes", (10**7, 10**8, 10**9), prepared(text_lines), rounds=1),

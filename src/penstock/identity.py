@@ -44,19 +44,19 @@ def digest(content: bytes | memoryview | str, num_bytes: int = 16) -> str:
 
 
 class GrowingDigest:
-    """Digests of a growing text: each equals `digest` of all the text so far."""
+    """Digests of growing text or bytes: each equals `digest` of all of it so far."""
 
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=16)
 
-    def add(self, text: str) -> str:
-        """The digest with this text added.
+    def add(self, content: str | bytes) -> str:
+        """The digest with this added.
 
         >>> growing = GrowingDigest()
         >>> growing.add("pen") == digest("pen"), growing.add("stock") == digest("penstock")
         (True, True)
         """
-        self._hash.update(text.encode())
+        self._hash.update(content.encode() if isinstance(content, str) else content)
         return self._hash.hexdigest()
 
 

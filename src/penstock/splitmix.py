@@ -2,7 +2,7 @@
 
 For arrays and single words; `native/kernels.h` has the same function for loops in C.
 
-May import: nothing. Imported by: `dataset`, `order`, `transforms`. Holds no state.
+May import: nothing. Imported by: `order`, `transforms`. Holds no state.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@
 
 `penstock.Dataset` adds the verbs that make plans, so it stands in `plan`, one line up.
 
-May import: `errors`, `filesystem`, `identity`, `order`, `remote`, `report`, `schema`, `shards`, `splitmix`. Imported
+May import: `errors`, `filesystem`, `identity`, `order`, `remote`, `report`, `schema`, `shards`. Imported
 by: `cli`, `plan`, `tuning`. Holds no state.
 """
 

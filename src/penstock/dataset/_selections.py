@@ -9,7 +9,6 @@ document never end up in both training and validation data.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -20,10 +19,9 @@ from numpy.typing import NDArray
 
 from penstock.dataset._samples import By, Samples
 from penstock.errors import SchemaError, whole_number
-from penstock.order import derive_key, draw_shares, share_ranges
+from penstock.order import draw_shares, pick_numbers, share_ranges
 from penstock.schema import Column, Schema, exact_array
 from penstock.shards import content_columns, read_samples, samples_per_chunk
-from penstock.splitmix import GAMMA, mix
 
 _CHUNK_BYTES = 16 << 20
 Condition = Callable[[Any], Any] | Any
@@ -131,24 +129,22 @@ class SplitPart:
     by: By = "index"
 
     def indices(self, before: Samples) -> NDArray[np.integer[Any]]:
-        dtype = np.uint32 if len(before) < 1 << 32 else np.int64
-        parts: list[NDArray[np.integer[Any]]] = [np.empty(0, dtype)]
-        step = _CHUNK if self.by != "index" else _NUMBERS
+        dtype: type[np.integer[Any]] = np.uint32 if len(before) < 1 << 32 else np.int64
+        found: NDArray[np.integer[Any]] = np.empty(len(before), dtype)  # memory is taken when it is written
+        count, step = 0, _CHUNK if self.by != "index" else _NUMBERS
         for begin in range(0, len(before), step):
-            end = min(begin + step, len(before))
-            parts.append((np.flatnonzero(self._is_in(before, begin, end)) + begin).astype(dtype))
-        return np.concatenate(parts)
+            inside = self._inside(before, begin, min(begin + step, len(before)))
+            found[count : count + len(inside)] = inside
+            count += len(inside)
+        found.resize(count, refcheck=False)
+        return found
 
-    def _is_in(self, before: Samples, begin: int, end: int) -> NDArray[np.bool_]:
+    def _inside(self, before: Samples, begin: int, end: int) -> NDArray[np.int64]:
         """Which of the samples `begin` to `end` are of this part."""
-        if self.by != "index":
-            shares = draw_shares(before.keys.of(self.by, before.locate(np.arange(begin, end))), self.seed)
-            return (shares >= self.begin) & (shares < self.end)
-        drawn = mix(np.arange(begin, end, dtype=np.uint64) * GAMMA + np.uint64(derive_key(self.seed, "split")))
-        first, end_word = _least_word(self.begin), _least_word(self.end)
-        if first >= end_word:
-            return np.zeros(len(drawn), np.bool_)
-        return (drawn >= np.uint64(first)) & (drawn <= np.uint64(end_word - 1))
+        if self.by == "index":
+            return pick_numbers(begin, end, self.seed, self.begin, self.end)
+        shares = draw_shares(before.keys.of(self.by, before.locate(np.arange(begin, end))), self.seed)
+        return np.flatnonzero((shares >= self.begin) & (shares < self.end)) + begin
 
     @property
     def identity(self) -> str:
@@ -166,19 +162,6 @@ class SplitPart:
         if not isinstance(known, tuple) and known not in _WORDS:
             raise ValueError(f"a split by {by!r}")
         return cls(float(begin), float(end), int(seed), known)
-
-
-@functools.cache
-def _least_word(share: float) -> int:
-    """The least 64-bit word that is at least this share of 2**64 when it is rounded to a float; 2**64 if none is."""
-    low, high = 0, 1 << 64
-    while low < high:
-        middle = (low + high) // 2
-        if float(middle) / 2.0**64 >= share:
-            high = middle
-        else:
-            low = middle + 1
-    return low
 
 
 def split_parts(

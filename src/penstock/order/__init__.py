@@ -7,7 +7,7 @@ May import: `native`, `schema`, `splitmix`. Imported by: `dataset`, `plan`, `pre
 Holds no state.
 """
 
-from penstock.order._border import MAX_ROWS, ORDER_VERSION, derive_key, draw_shares, share_ranges
+from penstock.order._border import MAX_ROWS, ORDER_VERSION, derive_key, draw_shares, pick_numbers, share_ranges
 from penstock.order._draw import ClassDeal, WeightedDraw
 from penstock.order._lanes import LaneOrder
 from penstock.order._mixture import BLOCK, STRATUM, Mixture, ScheduledMixture
@@ -30,5 +30,6 @@ __all__ = [
     "WindowedOrder",
     "derive_key",
     "draw_shares",
+    "pick_numbers",
     "share_ranges",
 ]

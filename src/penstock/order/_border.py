@@ -17,6 +17,7 @@ grows keeps all the samples it had.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Mapping
 from operator import index
@@ -24,6 +25,7 @@ from operator import index
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from penstock.order import _kernels
 from penstock.splitmix import mix
 
 Int64 = NDArray[np.int64]
@@ -118,6 +120,28 @@ def draw_shares(keys: NDArray[np.uint64], seed: int) -> NDArray[np.float64]:
     """A number from 0 to 1 for each key."""
     drawn: NDArray[np.float64] = mix(keys + np.uint64(derive_key(seed, "split by key"))) / 2.0**64
     return drawn
+
+
+def pick_numbers(begin: int, end: int, seed: int, low: float, high: float) -> NDArray[np.int64]:
+    """Those of the numbers `begin` to `end` for which a number from `low` up to `high`, of 0 to 1, is drawn."""
+    found = np.empty(end - begin, np.int64)
+    first, stop = _least_word(low), _least_word(high)
+    if first >= stop:
+        return found[:0]
+    return found[: _kernels.pick(begin, end, derive_key(seed, "split"), first, stop - 1, found)]
+
+
+@functools.cache
+def _least_word(share: float) -> int:
+    """The least 64-bit word that is at least this share of 2**64 when it is rounded to a float; 2**64 if none is."""
+    low, high = 0, 1 << 64
+    while low < high:
+        middle = (low + high) // 2
+        if float(middle) / 2.0**64 >= share:
+            high = middle
+        else:
+            low = middle + 1
+    return low
 
 
 def share_ranges(fractions: Mapping[str, float]) -> dict[str, tuple[float, float]]:

@@ -84,9 +84,9 @@ class WeightedDraw:
         most = _MAX_DRAWN if self.replacement else 1
         expected = _expected(weights, num_rows, most)
         expected *= _UNIT
-        units = expected.astype(np.int64)
+        units = _rounded_down(expected)
         _spread(units, weights, num_rows * _UNIT - int(units.sum()), most * _UNIT)
-        object.__setattr__(self, "_ends", np.cumsum(units))
+        object.__setattr__(self, "_ends", np.cumsum(units, out=units))
 
     def with_seed(self, seed: int) -> WeightedDraw:
         """The same draw with other marks, without building the line again."""
@@ -101,6 +101,14 @@ class WeightedDraw:
 
     def _offset(self, epoch: int) -> int:
         return ((derive_key(self.seed, "draw") + epoch * _GOLDEN) % 2**64) >> (64 - _UNIT_BITS)
+
+
+def _rounded_down(numbers: NDArray[np.float64]) -> Int64:
+    """Whole numbers in the memory of these: new memory costs as much as the rest of the arithmetic."""
+    whole = numbers.view(np.int64)
+    for begin in range(0, len(whole), _SUMMED):
+        whole[begin : begin + _SUMMED] = numbers[begin : begin + _SUMMED].astype(np.int64)
+    return whole
 
 
 def _spread(units: Int64, weights: NDArray[np.float64], missing: int, most: int) -> None:
@@ -135,7 +143,8 @@ def _checked_weights(weights: ArrayLike) -> NDArray[np.float64]:
 
 def _expected(weights: NDArray[np.float64], num_rows: int, most: int) -> NDArray[np.float64]:
     """How often each sample is expected: in proportion to its weight, but at most `most` times."""
-    expected = num_rows * _shares(weights)
+    expected = _shares(weights)
+    expected *= num_rows
     is_full = np.zeros(len(weights), np.bool_)
     while (expected > most).any():  # the excess of full samples goes to the others, which may fill them too
         is_full |= expected >= most

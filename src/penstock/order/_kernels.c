@@ -181,6 +181,21 @@ KERNEL int64_t order_lane_rows(
     return DONE;
 }
 
+/* Writes those of the numbers `begin` to `end` whose word under `key` is from `least` to `most`; returns how many. */
+KERNEL int64_t order_pick(
+    int64_t begin, int64_t end, uint64_t key, uint64_t least, uint64_t most, const Object *picked)
+{
+    if (begin < 0 || !is_int64(picked) || !is_writeable(picked) || size_of(picked) < end - begin)
+        return REFUSED;
+    int64_t *numbers = data_of(picked), count = 0;
+    for (int64_t number = begin; number < end; number++) {
+        uint64_t word = mix((uint64_t)number * GAMMA + key);
+        numbers[count] = number; /* no branch: which ones are picked cannot be predicted */
+        count += word >= least && word <= most;
+    }
+    return count;
+}
+
 /* Permutes every `stratum` consecutive numbers among themselves, each stratum under its own key. */
 KERNEL int64_t order_shuffle_strata(const Object *rows, const Object *out, int64_t size, uint64_t key, int64_t stratum)
 {

@@ -19,6 +19,7 @@ _permute = kernel("order_permute", ARRAY, ARRAY, INT, WORD)
 _windowed_rows = kernel("order_windowed_rows", ARRAY, ARRAY, INT, WORD, INT, ARRAY, ARRAY, ARRAY)
 _lane_rows = kernel("order_lane_rows", ARRAY, ARRAY, INT, WORD, INT, ARRAY, ARRAY, ARRAY, ARRAY, INT, INT)
 _shuffle_strata = kernel("order_shuffle_strata", ARRAY, ARRAY, INT, WORD, INT)
+_pick = kernel("order_pick", INT, INT, WORD, WORD, WORD, ARRAY)
 _deal_evenly = kernel("order_deal_evenly", ARRAY, ARRAY, ARRAY, ARRAY)
 _deal_classes = kernel("order_deal_classes", ARRAY, ARRAY, INT, WORD, INT, ARRAY, ARRAY, ARRAY)
 
@@ -64,6 +65,11 @@ def lane_rows(
 def shuffle_strata(rows: Int64, out: Int64, size: int, key: np.uint64, stratum: int) -> int:
     """Permute every `stratum` consecutive numbers among themselves, each stratum under its own key."""
     return _shuffle_strata(rows, out, size, int(key), stratum)
+
+
+def pick(begin: int, end: int, key: int, least: int, most: int, out: Int64) -> int:
+    """Fill `out` with those of the numbers `begin` to `end` whose word under `key` is from `least` to `most`; count."""
+    return _pick(begin, end, key, least, most, out)
 
 
 def deal_evenly(quotas: Int64, out: Int64) -> None:

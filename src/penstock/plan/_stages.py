@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from penstock.errors import StageError, check_choice, whole_number
-from penstock.identity import digest
+from penstock.identity import GrowingDigest
 from penstock.packing import PackingSettings
 
 Mode = Literal["windows", "full"]
@@ -76,6 +76,9 @@ def costs_of(balance: object) -> Costs:
     return tuple((name, float(weight)) for name, weight in items)
 
 
+_HASHED = 1 << 20
+
+
 class SampleWeights:
     """One number per sample, compared by a digest."""
 
@@ -83,7 +86,10 @@ class SampleWeights:
 
     def __init__(self, values: ArrayLike) -> None:
         self.values = np.array(values)
-        self.identity = digest(f"{self.values.dtype} {self.values.shape}".encode() + self.values.tobytes())
+        seen, flat = GrowingDigest(), self.values.ravel()
+        self.identity = seen.add(f"{self.values.dtype} {self.values.shape}")
+        for begin in range(0, len(flat), _HASHED):
+            self.identity = seen.add(flat[begin : begin + _HASHED].tobytes())
 
     def __deepcopy__(self, memo: object) -> SampleWeights:
         return self  # nobody changes it
