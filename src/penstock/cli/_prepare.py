@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli import _values
@@ -29,7 +28,9 @@ def add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
     from penstock import preparation, sources
 
     parser.add_argument("sources", nargs="+", metavar="SRC", help="files, globs, folders or URLs")
-    parser.add_argument("destination", metavar="DEST", help="folder of the dataset")
+    parser.add_argument(
+        "destination", metavar="DEST", help="folder of the dataset, or a URL, such as s3://bucket/corpus"
+    )
     _add_transforms(parser)
     prepare = preparation.prepare
 
@@ -129,7 +130,7 @@ def _what_is_kept(arguments: argparse.Namespace) -> str:
     from penstock.preparation import find_unfinished
 
     parts = ("train", *vars(arguments).get("split", ()))
-    found = [find_unfinished(Path(arguments.destination, name)) for name in ("", *parts)]
+    found = [find_unfinished(os.path.join(arguments.destination, name)) for name in ("", *parts)]
     unfinished = max(filter(None, found), key=lambda each: each.tasks, default=None)
     if unfinished is None or not unfinished.tasks:
         return "No task was finished, so nothing is kept; the same command starts over."

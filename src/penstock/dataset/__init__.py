@@ -13,8 +13,8 @@
 
 `penstock.Dataset` adds the verbs that make plans, so it stands in `plan`, one line up.
 
-May import: `errors`, `filesystem`, `identity`, `order`, `remote`, `report`, `schema`, `shards`. Imported
-by: `cli`, `plan`, `tuning`. Holds no state.
+May import: `errors`, `filesystem`, `identity`, `order`, `remote`, `report`, `schema`, `shards`. Imported by: `cli`,
+`plan`, `preparation`, `tuning`. Holds no state.
 """
 
 from penstock.dataset._joined import ConcatStorage, check_classes, check_concat, check_zip, lasting_attributes
@@ -28,7 +28,15 @@ from penstock.dataset._location import (
     UnfoldedLocation,
     find_earlier,
 )
-from penstock.dataset._push import Pushed, push
+from penstock.dataset._push import (
+    Pushed,
+    RemoteManifest,
+    check_destination_url,
+    parcel_of,
+    push,
+    put_manifest,
+    read_remote,
+)
 from penstock.dataset._samples import (
     Columns,
     Sample,
@@ -64,6 +72,7 @@ __all__ = [
     "JoinedLocation",
     "Location",
     "Pushed",
+    "RemoteManifest",
     "Sample",
     "SampleKeys",
     "Samples",
@@ -78,6 +87,7 @@ __all__ = [
     "as_indices",
     "check_classes",
     "check_concat",
+    "check_destination_url",
     "check_mask_lengths",
     "check_zip",
     "element_layers",
@@ -89,8 +99,11 @@ __all__ = [
     "mask_column",
     "mask_stream",
     "packed_column",
+    "parcel_of",
     "push",
+    "put_manifest",
     "read_columns",
+    "read_remote",
     "read_sample",
     "sample_layers",
     "shard_edges",

@@ -46,7 +46,7 @@ class Pushed:
     """Bytes that this call sent; 0 if everything was there."""
     seconds: float
     num_left: int
-    """Files of the dataset that was there before, left for its readers."""
+    """Shards of the dataset that was there before, left for its readers."""
     num_pruned: int
     """Files that the dataset does not need, deleted because that was asked."""
 
@@ -58,8 +58,8 @@ class Pushed:
             rate = format_bytes(self.sent_bytes / max(self.seconds, 1e-9))
             sent = f"sent {format_bytes(self.sent_bytes)} in {format_seconds(self.seconds)}, {rate}/s"
         left = (
-            f"\n{counted(self.num_left, 'file')} of the dataset that was there before can still be read by whoever has "
-            "it open; prune=True (--prune) deletes them."
+            f"\n{counted(self.num_left, 'shard')} of the dataset that was there before can still be read by whoever "
+            "has it open; prune=True (--prune) deletes them."
         )
         pruned = f"\n{counted(self.num_pruned, 'file')} that it does not need deleted."
         size = f"{format_bytes(self.num_bytes)} in {counted(self.num_files, 'file')}"
@@ -107,7 +107,7 @@ def push(
             check_related(url, before, manifest)
         sent = sender.send_all(parcels, on_progress)
         sent += put_manifest(store, manifest, before)
-        old = set() if before is None or before.manifest is None else before.manifest.file_names - manifest.file_names
+        old = before.manifest if before is not None else None
         pruned = _prune(store, manifest) if prune else 0
     return Pushed(
         url=url,
@@ -115,7 +115,7 @@ def push(
         num_bytes=manifest.num_bytes,
         sent_bytes=sent,
         seconds=time.monotonic() - begin,
-        num_left=0 if prune else len(old),
+        num_left=0 if prune or old is None else old.num_shards_beside(manifest),
         num_pruned=pruned,
     )
 

@@ -6,8 +6,11 @@
                 with a shuffle in two passes: deal to random positions, then gather them in order
     commit      link the shards, write the manifest, rename it: now the dataset has changed
 
-May import: `errors`, `filesystem`, `identity`, `machine`, `order`, `packing`, `report`, `schema`, `shapes`, `shards`,
-`sources`, `transforms`, `workers`. Imported by: `cli`. Holds state: in a Ray worker, the job it has open.
+    to a URL    shards are sent as tasks finish; the folder that is prepared into keeps hollow ones   (`_shipping.py`)
+
+May import: `dataset`, `errors`, `filesystem`, `identity`, `machine`, `order`, `packing`, `remote`, `report`, `schema`,
+`shapes`, `shards`, `sources`, `transforms`, `workers`. Imported by: `cli`. Holds state: in a Ray worker, the job it has
+open.
 """
 
 from penstock.preparation._parts import part_of_recipe

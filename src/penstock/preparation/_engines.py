@@ -23,6 +23,7 @@ from penstock.errors import WorkerDied
 from penstock.preparation._local import LocalEngine, worker_settings
 from penstock.preparation._progress import MAX_DEATHS, AnyJob, AnyTask, Meter, Runner, TaskFailed
 from penstock.preparation._records import TaskRecord
+from penstock.preparation._shipping import Shipment
 from penstock.preparation._specification import Settings
 from penstock.preparation._work_folder import WorkFolder
 from penstock.workers import Cluster, SentError
@@ -34,7 +35,7 @@ class TaskEngine(Protocol):
     """Something that does tasks."""
 
     def run(self, job: AnyJob, tasks: Sequence[AnyTask], meter: Meter) -> None:
-        """Do all tasks, in any order; return once the meter has heard that each is finished."""
+        """Do all tasks, begun in this order; return once the meter has heard that each is finished."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -60,7 +61,8 @@ class InlineTaskEngine:
 class Workforce:
     """Has tasks done by the engine that the settings name; `close` ends it."""
 
-    def __init__(self, settings: Settings, work: WorkFolder, meter: Meter) -> None:
+    def __init__(self, settings: Settings, work: WorkFolder, meter: Meter, shipment: Shipment | None) -> None:
+        self._shipment = shipment
         self._settings = settings
         self._work = work
         self._meter = meter
@@ -100,10 +102,15 @@ class Workforce:
             skipped: Rows, by reason, that the kept tasks of the dataset skipped earlier.
         """
         self._work.note_tasks(pass_name, {task.key: task.num_bytes for task in tasks})
+        if self._shipment is not None and pass_name in ("prepare", "gather"):
+            finished = self._shipment.begin([task.key for task in tasks], finished)
+            self._meter.on_finished = self._shipment.take
         left = [task for task in tasks if task.key not in finished]
         self._meter.begin_pass(pass_name, tasks, finished, skipped)
         if left:
             local_only = any(task.needs_this_process for task in left)
+            if not local_only and self._shipment is None:  # large ones first, so that the last to end is a small one
+                left.sort(key=lambda task: -task.num_bytes)
             self.start(len(left), local_only=local_only).run(job, left, self._meter)
         records = {**finished, **self._meter.finished}
         return [records[task.key] for task in tasks]
@@ -135,7 +142,7 @@ class RayEngine:
         shared, token = ray.put(job), uuid.uuid4().hex
         environment = {"env_vars": worker_settings(num_threads=1)}
         remote = ray.remote(num_cpus=1, max_retries=0, runtime_env=environment)(_run_task)
-        waiting = collections.deque(sorted(tasks, key=lambda task: -task.num_bytes))
+        waiting = collections.deque(tasks)
         deaths: collections.Counter[str] = collections.Counter()
         running: dict[Any, AnyTask] = {}
         limit = self._num_workers or self._cluster.num_cpus

@@ -191,13 +191,13 @@ class LocalEngine:
         self._crew.close()
 
     def run(self, job: AnyJob, tasks: Sequence[AnyTask], meter: Meter) -> None:
-        """Do all tasks. Large ones come first, so that the last to end is a small one.
+        """Do all tasks.
 
         Raises:
             WorkerDied: a task, or the start, has killed several workers.
             Exception: whatever a task raised.
         """
-        waiting = collections.deque(sorted(tasks, key=lambda task: -task.num_bytes))
+        waiting = collections.deque(tasks)
         pickled = Pickled.pack(job, otherwise=_OTHERWISE)
         for worker in self._workers.values():
             worker.has_opened = False

@@ -20,8 +20,11 @@ from penstock.preparation._parts import check_destination, plan_parts
 from penstock.preparation._prepared import Prepared, sum_parts
 from penstock.preparation._progress import OnProgress
 from penstock.preparation._run import run_all
+from penstock.preparation._shipping import check_shippable, naming
 from penstock.preparation._specification import EngineName, OnError, Origins, Settings
 from penstock.preparation._survey import Request
+from penstock.preparation._work_folder import folder_of
+from penstock.remote import is_url
 from penstock.shapes import find_mismatch
 from penstock.shards import classes_of, read_manifest
 from penstock.sources import SourceOptions
@@ -66,7 +69,9 @@ def prepare(
 
     Args:
         sources: A path, glob, folder or URL, a list of them, or a Python iterable of rows.
-        destination: Folder of the dataset; every machine of a cluster must see it.
+        destination: Folder of the dataset, which every machine of a cluster must see; or a URL, such as
+            s3://bucket/corpus: shards are sent there while later ones are made, and at most four wait for a slow
+            network. What a run needs to continue is kept in ~/.cache/penstock/prepare (or $XDG_CACHE_HOME).
         transform: How rows become samples: `Tokenize(...)`, `DecodeImage(...)`, a function of a batch, or its name, as
             in "package.module:function"; None keeps the columns as they are.
         reading: How to read the sources, if their names do not say.
@@ -102,7 +107,7 @@ def prepare(
         NotADirectoryError: the destination is a file.
         WriterBusy: another process is writing to this destination.
         FormatError: a bad row, or too many of them; the message names file and row.
-        StorageError: the disk is full or failing; finished tasks are kept.
+        StorageError: the disk is full or failing, or the store refuses; finished tasks are kept.
         WorkerDied: the same task killed several workers.
     """
     settings = Settings(
@@ -120,24 +125,42 @@ def prepare(
         limit=limit,
         origins=origins,
     )
-    path = local_path(destination, "the destination").absolute()
+    url = check_shippable(os.fspath(destination), settings) if is_url(destination) else None
+    path = folder_of(destination)
     if path.is_file():
         raise NotADirectoryError(f"{path}: the destination is a file; give a folder, which need not exist yet.")
     request = Request(
         destination=path,
+        url=url,
         sources=sources,
         transform=_as_transform(transform),
         reading=_with_classes(reading or SourceOptions(), classes),
         settings=settings,
     )
+    with naming(path, url):
+        return _run(request, split, split_seed, split_by, on_progress)
+
+
+def _run(
+    request: Request,
+    split: Mapping[str, float] | None,
+    split_seed: int,
+    split_by: str | Sequence[str],
+    on_progress: OnProgress | None,
+) -> Prepared:
+    path, url = request.destination, request.url
     if split is None:
         [prepared] = run_all([request], on_progress)
         return prepared
     parts = plan_parts(split, split_seed, split_by)
     check_destination(path, parts)
-    requests = [dataclasses.replace(request, destination=path / part.name, part=part) for part in parts]
+    urls = [None if url is None else f"{url}/{part.name}" for part in parts]
+    requests = [
+        dataclasses.replace(request, destination=path / part.name, url=own, part=part)
+        for part, own in zip(parts, urls, strict=True)
+    ]
     made = {part.name: each for part, each in zip(parts, run_all(requests, on_progress), strict=True)}
-    return sum_parts(path, {name: made[name] for name, _ in parts[0].parts})
+    return sum_parts(url or path, {name: made[name] for name, _ in parts[0].parts})
 
 
 def _with_classes(reading: SourceOptions, classes: Classes | None) -> SourceOptions:

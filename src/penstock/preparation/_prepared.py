@@ -22,7 +22,8 @@ _SHOWN_CLASSES = 12
 class Prepared:
     """A finished preparation."""
 
-    path: Path
+    path: Path | str
+    """Where to open it: a folder, or the URL that was given."""
     num_samples: int
     """Samples in the dataset."""
     num_tokens: int
@@ -88,7 +89,7 @@ def describe_run(settings: Settings, summary: Prepared) -> dict[str, Any]:
     }
 
 
-def sum_parts(path: Path, parts: Mapping[str, Prepared]) -> Prepared:
+def sum_parts(path: Path | str, parts: Mapping[str, Prepared]) -> Prepared:
     """One summary of all parts of a split."""
     made = list(parts.values())
     return Prepared(

@@ -22,7 +22,7 @@ from penstock.errors import DatasetExists, FormatError, IncompleteDataset, count
 from penstock.filesystem import local_path
 from penstock.preparation._records import IN_MANIFEST, TaskRecord, read_entries
 from penstock.preparation._specification import Settings, Specification, differences
-from penstock.preparation._work_folder import WorkFolder
+from penstock.preparation._work_folder import WorkFolder, folder_of
 from penstock.schema import HASH_COLUMN
 from penstock.shapes import COUNT, find_mismatch
 from penstock.shards import Manifest, ShardEntry, origins_from_json, read_manifest, read_provenance, tokenizers_of
@@ -293,7 +293,7 @@ class Unfinished:
 
 def find_unfinished(destination: str | os.PathLike[str]) -> Unfinished | None:
     """How far an unfinished preparation at `destination` has come; None if there is none."""
-    work = WorkFolder(local_path(destination, "a dataset").absolute())
+    work = WorkFolder(folder_of(destination))
     noted = work.noted_tasks()
     if noted is None:
         return None

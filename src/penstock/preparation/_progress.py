@@ -209,6 +209,8 @@ class Meter:
         """Tasks that this run finished, by key."""
         self._failures: dict[str, int] = {}
         self._pass = _Pass("prepare", (), {})
+        self.on_finished: Callable[[TaskRecord], None] = lambda record: None
+        """Called with each task that this run finishes."""
         self._skipped: dict[str, int] = {}
         self._last_told = 0.0
         self._begin = time.perf_counter()
@@ -252,6 +254,7 @@ class Meter:
         self._pass.tasks += 1
         self._tell(now=self._pass.tasks == self._pass.total_tasks)
         self._skip(record.skipped)
+        self.on_finished(record)
 
     def lose(self, worker: str, how: str, keys: Iterable[str]) -> None:
         """Count the death of a worker, and subtract what it did for its tasks."""
@@ -278,7 +281,7 @@ class Meter:
         self._on_progress(self._pass.progress_at(moment, self._failures))
 
     def summarise(
-        self, path: Path, manifest: Manifest, *, num_files: int, skipped: Mapping[str, int], notes: Sequence[str]
+        self, path: Path | str, manifest: Manifest, *, num_files: int, skipped: Mapping[str, int], notes: Sequence[str]
     ) -> Prepared:
         """The summary of this run and of the dataset that `manifest` describes."""
         total = Counts()

@@ -20,9 +20,9 @@ from penstock.shapes import COUNT, Either, find_mismatch
 from penstock.shards import Runs, ShardEntry, SplitOrigin
 from penstock.sources import Split
 
-Shelf = Literal["ready", "dealt"]
-"""Where the shards of finished tasks wait: for the commit, or for the second pass of a shuffle."""
-SHELVES: tuple[Shelf, ...] = ("ready", "dealt")
+Shelf = Literal["ready", "dealt", "shipped"]
+"""Where the shards of finished tasks wait: for the commit, for the second pass of a shuffle, or hollow, in a store."""
+SHELVES: tuple[Shelf, ...] = ("ready", "dealt", "shipped")
 KEY = re.compile("[0-9a-f]{32}")
 """What the key of a task looks like."""
 
@@ -114,7 +114,7 @@ class TaskRecord:
         """Whether a task of that many splits could have made this; a record from a stranger may not."""
         ragged = {column.name for column in specification.schema.stored.columns if column.is_ragged}
         return (
-            self.shelf == ("ready" if specification.shuffle is None else "dealt")
+            (self.shelf == "dealt") is (specification.shuffle is not None)
             and len(self.splits) == num_splits
             and sum(split.num_samples for split in self.splits) == self.num_samples
             and all(shard.num_values.keys() == ragged for shard in self.shards)

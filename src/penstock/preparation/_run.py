@@ -31,6 +31,7 @@ from penstock.preparation._plan import PACKED_COLUMN, RunPlan, plan_run
 from penstock.preparation._prepared import Prepared, describe_run
 from penstock.preparation._progress import Meter, OnProgress
 from penstock.preparation._records import TaskRecord, merge_records
+from penstock.preparation._shipping import Shipment, final_name, open_shipment
 from penstock.preparation._shuffle import GatherJob, plan_gathering
 from penstock.preparation._skipping import check_share_skipped, merge_examples, sum_counts
 from penstock.preparation._survey import Group, Request, SourcePreview, finished_tasks, survey
@@ -47,7 +48,11 @@ def run_all(requests: Sequence[Request], on_progress: OnProgress | None) -> list
     """Prepare one dataset, or all parts of a split, from the same sources."""
     preview = SourcePreview(requests[0])
     with contextlib.ExitStack() as stack:
-        runs = [stack.enter_context(_Run(request, preview, on_progress)) for request in requests]
+        shipments = [stack.enter_context(open_shipment(request)) for request in requests]
+        runs = [
+            stack.enter_context(_Run(request, preview, on_progress, shipment))
+            for request, shipment in zip(requests, shipments, strict=True)
+        ]
         stack.callback(_tidy, runs)
         first, *others = runs
         first.decide(starts_workers=True)
@@ -79,14 +84,17 @@ def _tidy(runs: Sequence[_Run]) -> None:
 class _Run:
     """What one run holds: the lock, the workers, the plan, and what was done."""
 
-    def __init__(self, request: Request, preview: SourcePreview, on_progress: OnProgress | None) -> None:
+    def __init__(
+        self, request: Request, preview: SourcePreview, on_progress: OnProgress | None, shipment: Shipment | None
+    ) -> None:
         self._request = request
+        self._shipment = shipment
         self._preview = preview
         self._plan: RunPlan | None = None
         self._fresh: list[TaskRecord] = []
         self.work_folder = WorkFolder(request.destination)
         self._meter = Meter(request.settings.most_skipped_rows, on_progress)
-        self._workforce = Workforce(request.settings, self.work_folder, self._meter)
+        self._workforce = Workforce(request.settings, self.work_folder, self._meter, shipment)
         self._workspace = Workspace(request.destination, "overwrite", known_names=frozenset({WORK_NAME}))
 
     def __enter__(self) -> Self:
@@ -138,6 +146,8 @@ class _Run:
         if not self.plan.is_up_to_date:
             self.begin()
             plans = [other.plan for other in others if not other.plan.is_up_to_date]
+            if self._shipment is not None:
+                self._shipment.expect(self.plan.specification.schema, self.plan.first_shard)
             self._fresh = _run_tasks(self.plan, self.work_folder, self._workforce, plans)
             self.stop()  # before the commit, because it can fail
             _check_share_skipped(self.plan, self._fresh)
@@ -157,6 +167,8 @@ class _Run:
             return self._summarise(manifest, plan.skipped, ("Nothing to do: up to date.", *plan.notes))
         notes = (*plan.transform.notes, *_note_changes(plan.to_read), *plan.notes)
         manifest, skipped = _fill_workspace(plan, self._fresh, self._workspace, self.work_folder)
+        if self._shipment is not None:
+            notes = (*notes, *self._shipment.deliver(manifest, self._workspace))
         summaries: list[Prepared] = []
 
         def finish() -> None:
@@ -174,9 +186,8 @@ class _Run:
 
     def _summarise(self, manifest: Manifest, skipped: Mapping[str, int], notes: Sequence[str]) -> Prepared:
         plan = self.plan
-        return self._meter.summarise(
-            plan.destination, manifest, num_files=len(plan.files), skipped=skipped, notes=notes
-        )
+        where = self._request.url or plan.destination
+        return self._meter.summarise(where, manifest, num_files=len(plan.files), skipped=skipped, notes=notes)
 
 
 def _ignore(groups: Sequence[Group]) -> None:
@@ -277,12 +288,12 @@ def _adopt_shards(
     if not fresh:
         return named
     number = plan.first_shard
-    with work.open("ready") as ready:
+    with work.open("ready") as ready, work.open("shipped") as shipped:
         for task in fresh:
             shards: list[ShardEntry] = []
             for shard in task.shards:
-                name = f"shard-{number:06d}-{shard.name.rsplit('-', 1)[1]}"
-                workspace.adopt_shard(ready, shard.name, name)
+                name = final_name(number, shard)
+                workspace.adopt_shard(ready if shipped.size(shard.name) is None else shipped, shard.name, name)
                 _check_adopted(workspace.shard_path(name), shard)
                 shards.append(dataclasses.replace(shard, name=name))
                 number += 1

@@ -52,6 +52,8 @@ class Request:
     transform: Transform
     reading: SourceOptions
     settings: Settings
+    url: str | None = None
+    """Where finished shards are sent; then `destination` is the URL's work folder (`_shipping.py`)."""
     part: Part | None = None
     """Which part of a split to make; None makes one dataset of all samples."""
     run_name: str = field(default_factory=lambda: uuid.uuid4().hex)

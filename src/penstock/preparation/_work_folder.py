@@ -5,6 +5,7 @@
     dest/.preparing/attempts/KEY-…/        one attempt at one task; worthless until it finishes
     dest/.preparing/ready/shard-…          shards of finished tasks, synced
     dest/.preparing/dealt/shard-…          the same, between the two passes of a shuffle
+    dest/.preparing/shipped/shard-…        hollow: an object store has the shard (`_shipping.py`)
     dest/.preparing/records/KEY.json       says that a task is finished, and what it made
 
     a task: write and sync shards in an attempt -> rename them into `ready` -> sync -> write its record
@@ -18,6 +19,7 @@ whole folder is removed once the dataset is committed.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import uuid
@@ -25,12 +27,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 from penstock.errors import FormatError, PenstockError
-from penstock.filesystem import AlignedBuffers, DirectFile, OpenFolder, storage_errors
+from penstock.filesystem import AlignedBuffers, DirectFile, OpenFolder, PositionedFile, local_path, storage_errors
 from penstock.preparation._records import KEY, SHELVES, TaskRecord
 from penstock.preparation._specification import Specification
+from penstock.remote import is_url
+from penstock.schema import Schema
 from penstock.shapes import COUNT, find_mismatch
+from penstock.shards import write_hollow
 
 WORK_NAME = ".preparing"
 _SPECIFICATION_NAME = "recipe.json"
@@ -42,6 +48,16 @@ _PASSES = frozenset({"prepare", "deal", "gather"})
 _SHARDS_PER_TASK = 10**5
 _TASK_NUMBERS = 10**7
 _MAX_UNSYNCED = 4
+
+
+def folder_of(destination: str | os.PathLike[str]) -> Path:
+    """The folder in which a destination is prepared: itself, or a URL's work folder."""
+    if not is_url(destination):
+        return local_path(destination, "the destination").absolute()
+    parts = urlsplit(os.fspath(destination))
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute()
+    names = [name for name in parts.path.split("/") if name not in ("", ".", "..")]
+    return cache.joinpath("penstock", "prepare", parts.scheme, parts.netloc, *names)
 
 
 class WorkFolder:
@@ -128,12 +144,34 @@ class WorkFolder:
         with self.open("records") as records:
             _write_json(records, f"{record.key}.json", record.to_json(), by=attempt)
 
+    def ship(self, record: TaskRecord, schema: Schema) -> None:
+        """Make the shards of a finished task hollow, because a store has them."""
+        with (
+            self.open("ready") as ready,
+            self.open("shipped") as shipped,
+            self.open("attempts") as attempts,
+            self.open("records") as records,
+        ):
+            for shard in record.shards:
+                attempts.remove(shard.name)
+                whole = PositionedFile(ready.path / shard.name)
+                write_hollow(attempts.path / shard.name, shard, schema, whole.read, within=attempts.descriptor)
+                attempts.move(shard.name, shipped, shard.name)
+            shipped.sync()
+            _write_json(
+                records, f"{record.key}.json", dataclasses.replace(record, shelf="shipped").to_json(), by=attempts
+            )
+            for shard in record.shards:
+                ready.remove(shard.name)
+
     def records(self, keys: Iterable[str]) -> dict[str, TaskRecord]:
         """Records of those of the given tasks that are finished and whose shards are all there."""
         try:
-            with self.open("records") as records, self.open("ready") as ready, self.open("dealt") as dealt:
-                shelves = {"ready": ready, "dealt": dealt}
+            with contextlib.ExitStack() as stack:
+                records = stack.enter_context(self.open("records"))
                 found = {key: _read_record(records, key) for key in keys}
+                used = {record.shelf for record in found.values() if record is not None}
+                shelves = {shelf: stack.enter_context(self.open(shelf)) for shelf in used}
                 return {
                     key: record
                     for key, record in found.items()

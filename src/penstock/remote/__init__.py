@@ -5,7 +5,7 @@
     connect(url)             the same for programs that fork: the client in a process of its own  _apart
     Sender(store)            files on their way there, checked and counted                        _send
 
-May import: `errors`, `workers`. Imported by: `dataset`, `plan`. Holds no state.
+May import: `errors`, `workers`. Imported by: `dataset`, `plan`, `preparation`. Holds no state.
 """
 
 from penstock.remote._apart import connect

@@ -12,10 +12,10 @@ everything back would double the traffic, and every reader checks what it fetche
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
 
 from penstock.errors import CorruptionError, StoreError
 from penstock.remote._apart import CALLS_AT_ONCE
@@ -25,6 +25,15 @@ _FILES_AT_ONCE = 4
 _SMALL_BYTES = 16 << 20
 _SMALL_FILES_AT_ONCE = 16
 """Of small files the store's latency is the limit: 16 at once, in a sixteenth of the memory."""
+
+
+class Sized(Protocol):
+    """A file by name, and how large it is."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def num_bytes(self) -> int: ...
 
 
 class Parcel(NamedTuple):
@@ -72,6 +81,10 @@ class Sender:
             if on_progress is not None:
                 on_progress(done, total)
         return sent
+
+    def are_there(self, files: Iterable[Sized]) -> list[bool]:
+        """For each file, whether the store has an object of this name and size."""
+        return list(self._asking.map(lambda file: self.is_there(file.name, file.num_bytes), files))
 
     def _send(self, parcel: Parcel) -> int:
         if self.is_there(parcel.name, parcel.num_bytes):

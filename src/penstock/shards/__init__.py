@@ -51,7 +51,7 @@ from penstock.shards._provenance import (
     pack_provenance,
     read_provenance,
 )
-from penstock.shards._shard import Io, read_lengths
+from penstock.shards._shard import Io, read_lengths, write_hollow
 from penstock.shards._storage import Spans, Storage, column_bytes, from_front, read_samples, samples_per_chunk
 from penstock.shards._workspace import Workspace
 from penstock.shards._writer import DatasetWriter, ShardWriter, convert_columns
@@ -111,4 +111,5 @@ __all__ = [
     "storage_of_arrays",
     "tokenizers_of",
     "verify",
+    "write_hollow",
 ]

@@ -136,6 +136,10 @@ class Manifest:
             found.append((growing.add(line if num_shards == 0 else f"\n{line}"), num_shards))
         return reversed(found)
 
+    def num_shards_beside(self, other: Manifest) -> int:
+        """How many shards it has that the other has not."""
+        return len({shard.name for shard in self.shards} - other.file_names)
+
     def first_shards(self, num_shards: int) -> Manifest:
         """The manifest of the first shards only."""
         return dataclasses.replace(self, shards=self.shards[:num_shards])

@@ -8,7 +8,8 @@ nothing is looked up again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -16,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import CorruptionError, DatasetChanged, FormatError, IncompleteDataset, check_choice
-from penstock.filesystem import FileReader, MappedFile, PositionedFile, is_network_filesystem
+from penstock.filesystem import FileReader, MappedFile, PositionedFile, is_network_filesystem, storage_errors
 from penstock.schema import Column, Schema
 from penstock.shards._blocks import ChecksumBlocks
-from penstock.shards._layout import checksum, offsets_name, plan_layout, read_header, values_name
+from penstock.shards._layout import CHECKSUMS, checksum, offsets_name, plan_layout, read_header, values_name
 from penstock.shards._manifest import ShardEntry, read_manifest
 from penstock.shards._storage import (
     COUNT,
@@ -152,6 +153,37 @@ def read_lengths(path: Path, entry: ShardEntry, schema: Schema, column: str) -> 
     """
     shard = Shard(PositionedFile(path), entry, schema)
     return np.diff(shard.offsets(schema[column], 0, entry.num_samples))
+
+
+def write_hollow(
+    path: Path,
+    entry: ShardEntry,
+    schema: Schema,
+    read: Callable[[int, int], Any] | None,
+    *,
+    within: int | None = None,
+) -> None:
+    """Write a file as large as a shard, with its header, offsets and checksums, and a hole in place of its values.
+
+    It takes hardly any room, lengths can be read from it, and values cannot: their checksums do not match. `read` gives
+    bytes of the shard; without it, everything is a hole. With `within`, the file is made in that open folder.
+    """
+    layout, kept = plan_layout(schema, entry.num_samples, entry.num_values), {CHECKSUMS}
+    kept |= {offsets_name(column) for column in schema.columns if column.is_ragged}
+    begin = entry.header_bytes
+    spans = [(begin + each.begin, begin + each.end) for name, each in layout.tensors.items() if name in kept]
+    spans = [(0, begin), *spans] if read is not None else []
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with storage_errors(path, doing="created"):
+        descriptor = os.open(path if within is None else path.name, flags, 0o666, dir_fd=within)
+        with os.fdopen(descriptor, "wb") as file:
+            file.truncate(entry.num_bytes)
+            for begin, end in spans:
+                assert read is not None
+                file.seek(begin)
+                file.write(read(begin, end))
+            file.flush()
+            os.fsync(descriptor)
 
 
 def resolve_io(io: Io, path: Path) -> Literal["map", "pread"]:
