@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.watching._steps import StepHistory, StepRow
+from penstock.watching._summary import StepHistory, StepRow
 
 
 def row(begin: float, wait: float, step: float = 1.0, queued: float = math.nan) -> StepRow:

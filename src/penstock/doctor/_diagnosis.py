@@ -80,7 +80,6 @@ class Diagnosis:
         return 1 if self.findings else 0
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for programs."""
         machine = dataclasses.asdict(self.run.usage.machine)
         return {
             "verdict": self.verdict,

@@ -16,8 +16,6 @@ writes from aligned memory only, so data is copied into buffers; the caller goes
 `NUM_BUFFERS` ahead. A tail shorter than a page, and file systems without direct writes, go through the cache.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -196,7 +196,6 @@ class OpenFolder:
             raise
 
     def close(self) -> None:
-        """Close the descriptor; does nothing the second time."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             with contextlib.suppress(OSError):  # nothing was written through it, and the kernel closes it anyway
@@ -209,7 +208,6 @@ class OpenFolder:
         self.close()
 
     def names(self) -> list[str]:
-        """The names of everything in the folder."""
         with storage_errors(self.path, doing="listed"):
             return os.listdir(self.descriptor)
 

@@ -4,8 +4,6 @@ A vanished page of a memory map is a signal (SIGBUS) that ends the process; a fa
 Servers vanish and local disks seldom do, so maps are for local disks.
 """
 
-from __future__ import annotations
-
 import glob
 import itertools
 import os

@@ -6,8 +6,6 @@ be killed by SIGBUS; the reads because a short read is an error. What `pread` re
 change under the reader.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import mmap

@@ -1,7 +1,5 @@
 """What all engines have in common: the protocol, results, how they wait, and how a worker computes one item."""
 
-from __future__ import annotations
-
 import logging
 import resource
 import time

@@ -8,8 +8,6 @@ Threads are daemons that hold no reference to the engine, only to what they shar
 garbage collected and takes its threads with it.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools
@@ -61,7 +59,6 @@ class InlineEngine:
         self._pool = SlotPool(private_slot)
 
     def submit(self, ticket: int, item: Any, worker: int | None = None) -> None:
-        """Remember the item."""
         self._items[ticket] = item
 
     def wait(self, ticket: int, seconds: float | None = None) -> Result:
@@ -88,7 +85,6 @@ class InlineEngine:
         return False
 
     def forget(self) -> None:
-        """Drop everything that was submitted."""
         self._items.clear()
 
     def set_workers(self, num_workers: int) -> None:
@@ -99,7 +95,6 @@ class InlineEngine:
         return 0
 
     def num_buffers(self) -> tuple[int, int]:
-        """(buffers there are, buffers in use)."""
         return self._pool.num_slots, self._pool.num_held
 
     def close(self) -> None:
@@ -123,11 +118,9 @@ class ElasticEngine:
 
     @property
     def num_workers(self) -> int:
-        """How many workers are wanted."""
         return 0 if self._workers is None else self._workers.num_workers
 
     def submit(self, ticket: int, item: Any, worker: int | None = None) -> None:
-        """Have an item computed, by workers if there are any."""
         if self._workers is None:
             self._own.add(ticket)
             self._inline.submit(ticket, item)
@@ -135,7 +128,6 @@ class ElasticEngine:
             self._workers.submit(ticket, item, worker)
 
     def wait(self, ticket: int, seconds: float | None = None) -> Result:
-        """The result of a ticket."""
         return self._engine_of(ticket).wait(ticket, seconds)
 
     def wait_any(self, seconds: float | None = None) -> tuple[int, Result]:
@@ -147,11 +139,9 @@ class ElasticEngine:
         return self._workers.wait_any(seconds)
 
     def is_done(self, ticket: int) -> bool:
-        """Whether the result is there."""
         return ticket not in self._own and self._workers is not None and self._workers.is_done(ticket)
 
     def forget(self) -> None:
-        """Throw away everything submitted so far."""
         self._own.clear()
         for engine in self._engines():
             engine.forget()
@@ -164,16 +154,13 @@ class ElasticEngine:
             self._workers = self._make_workers(num_workers)
 
     def num_started(self) -> int:
-        """How many workers are computing."""
         return 0 if self._workers is None else self._workers.num_started()
 
     def num_buffers(self) -> tuple[int, int]:
-        """(buffers there are, buffers in use)."""
         counts = [engine.num_buffers() for engine in self._engines()]
         return sum(count for count, _ in counts), sum(used for _, used in counts)
 
     def close(self) -> None:
-        """Stop the workers."""
         for engine in self._engines():
             engine.close()
 
@@ -255,7 +242,6 @@ class ThreadEngine:
         self._shared.tasks.put((ticket, item, self._pool.take()))
 
     def wait(self, ticket: int, seconds: float | None = None) -> Result:
-        """The result of a ticket; raises what its computation raised."""
         while ticket not in self._done and self._collect(0):
             pass
         was_ready = ticket in self._done
@@ -266,7 +252,6 @@ class ThreadEngine:
         return self._finish(self._done.pop(ticket), was_ready)
 
     def wait_any(self, seconds: float | None = None) -> tuple[int, Result]:
-        """Whichever result is there first."""
         was_ready = bool(self._done) or (self._collect(0) and bool(self._done))
         if not was_ready:
             wait = Wait(seconds, self._describe_wait)
@@ -320,7 +305,6 @@ class ThreadEngine:
         return self.num_workers
 
     def num_buffers(self) -> tuple[int, int]:
-        """(buffers there are, buffers in use)."""
         return self._pool.num_slots, self._pool.num_held
 
     def close(self) -> None:

@@ -27,11 +27,9 @@ class PlacedArray(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the array."""
         return self.end - self.offset
 
     def view(self, memory: Any) -> NDArray[Any]:
-        """The array, based on `memory`."""
         return np.ndarray(self.shape, dtype_from_name(self.dtype), memory, self.offset)
 
 
@@ -44,16 +42,13 @@ class PlacedRagged(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Where its last byte ends."""
         return max(self.values.end, self.offsets.end)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of both arrays."""
         return self.values.num_bytes + self.offsets.num_bytes
 
     def view(self, memory: Any) -> Ragged:
-        """The column, based on `memory`."""
         return Ragged(self.values.view(memory), self.offsets.view(memory), self.is_bytes)
 
 
@@ -67,16 +62,13 @@ class PlacedMany(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Where its last byte ends."""
         return max(part.end for part in self.parts if isinstance(part, Placed))
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all arrays."""
         return sum(part.num_bytes for part in self.parts if isinstance(part, Placed))
 
     def view(self, memory: Any) -> list[Any] | dict[Any, Any]:
-        """The list or dict, its arrays based on `memory`."""
         values = [part.view(memory) if isinstance(part, Placed) else part for part in self.parts]
         return values if self.keys is None else dict(zip(self.keys, values, strict=True))
 
@@ -102,7 +94,11 @@ class BatchLayout:
                 self.end, self.num_bytes = max(self.end, part.end), self.num_bytes + part.end - part.offset
             elif isinstance(part, Placed):
                 self.end, self.num_bytes = max(self.end, part.end), self.num_bytes + part.num_bytes
-        self._stacked = _stacked_arrays(parts, num_pieces) if num_pieces > 1 else []
+        self._stacked = [
+            ((num_pieces, part.shape[0] // num_pieces, *part.shape[1:]), dtype_from_name(part.dtype), part.offset)
+            for part in (parts.values() if num_pieces > 1 else ())
+        ]
+        """(shape, dtype, offset) of each array, with the pieces as its first dimension."""
 
     def pieces(self, memory: Any) -> list[Batch]:
         """The batches, their arrays based on `memory`."""
@@ -126,14 +122,6 @@ class BatchLayout:
 
     def __reduce__(self) -> tuple[type[BatchLayout], tuple[Any, ...]]:
         return BatchLayout, (self._parts, self.num_pieces)
-
-
-def _stacked_arrays(parts: dict[str, PlacedArray], num_pieces: int) -> list[tuple[tuple[int, ...], np.dtype[Any], int]]:
-    """(shape, dtype, offset) of each array, with the pieces as its first dimension."""
-    return [
-        ((num_pieces, part.shape[0] // num_pieces, *part.shape[1:]), dtype_from_name(part.dtype), part.offset)
-        for part in parts.values()
-    ]
 
 
 class Template:

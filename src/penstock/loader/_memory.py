@@ -17,8 +17,6 @@
 Allocating instead would cost a page fault for every 4 KiB of every batch.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import mmap

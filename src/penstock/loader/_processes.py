@@ -7,8 +7,6 @@ workers: they are pure functions, so it does no harm to compute one twice. Items
 not: they need what that worker kept, so they fail with it.
 """
 
-from __future__ import annotations
-
 import functools
 from collections import deque
 from collections.abc import Collection
@@ -41,13 +39,8 @@ class ProcessEngine:
     """Computes in processes."""
 
     def __init__(self, work: Work, num_workers: int, start_method: StartMethod, *, is_assigned: bool = False) -> None:
-        self._crew = Crew(
-            ComputeItems(work),
-            start_method,
-            environment=_ENVIRONMENT,
-            warm_up=work.warm_up,
-            otherwise=_OTHERWISE,
-        )
+        program, warm_up = ComputeItems(work), work.warm_up
+        self._crew = Crew(program, start_method, environment=_ENVIRONMENT, warm_up=warm_up, otherwise=_OTHERWISE)
         self._is_assigned = is_assigned
         self._workers: dict[int, ItemWorker] = {}
         """Workers that are alive, by number, oldest first."""
@@ -70,7 +63,6 @@ class ProcessEngine:
         self._dispatch()
 
     def wait(self, ticket: int, seconds: float | None = None) -> Result:
-        """The result of a ticket; raises what its computation raised."""
         was_ready = ticket in self._done or (self._read(0) and ticket in self._done)
         if not was_ready:
             wait = Wait(seconds, functools.partial(self._describe_wait, ticket))
@@ -79,7 +71,6 @@ class ProcessEngine:
         return self._finish(ticket, was_ready)
 
     def wait_any(self, seconds: float | None = None) -> tuple[int, Result]:
-        """Whichever result is there first."""
         was_ready = bool(self._done) or (self._read(0) and bool(self._done))
         if not was_ready:
             wait = Wait(seconds, self._describe_wait)
@@ -130,7 +121,6 @@ class ProcessEngine:
         return sum(worker.is_started for worker in self._active)
 
     def num_buffers(self) -> tuple[int, int]:
-        """(buffers there are, buffers in use)."""
         pools = [worker.pool for worker in self._workers.values()]
         return sum(pool.num_slots for pool in pools), sum(pool.num_held for pool in pools)
 

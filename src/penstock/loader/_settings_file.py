@@ -9,8 +9,6 @@
 The file holds only plain values, and the loader checks each of them as if it were in the call.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

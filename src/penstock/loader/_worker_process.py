@@ -9,8 +9,6 @@ its number, the number of workers ------->   work.begin(…), if the work has it
                                       <---   Failed
 """
 
-from __future__ import annotations
-
 import pickle
 import struct
 import time

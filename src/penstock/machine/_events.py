@@ -5,8 +5,6 @@ slots by a counter, and the kernel keeps the pages whatever happens to the proce
 and, except for one in 4,096, no system call. Once a file or the disk is full, further records are dropped.
 """
 
-from __future__ import annotations
-
 import itertools
 import mmap
 import os

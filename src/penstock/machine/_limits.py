@@ -9,8 +9,6 @@ environment. Those that a fork brings along must be told: OpenMP's threads do no
 to them would wait for ever.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -9,8 +9,6 @@ GB of memory if it also asks which pages are shared, which happens in one of `ps
 more than 0.2 % of the time.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import threading

@@ -5,8 +5,6 @@ used. Accelerators are asked through NVML (`nvidia-ml-py`), if it is installed a
 100 µs, and its utilisation is a mean over the last 0.2 to 1 s, so read it a few times a second, not at every step.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import os

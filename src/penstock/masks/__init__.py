@@ -12,8 +12,7 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtra("penstock.masks needs PyTorch: pip install 'penstock-data[torch]'") from error
 
-from penstock.masks._attention import block_mask, dense, from_token
+from penstock.masks._attention import block_mask, check_isolation, dense, from_token, hugging_face_kwargs, varlen
 from penstock.masks._batch import context_slice
-from penstock.masks._kwargs import check_isolation, hugging_face_kwargs, varlen
 
 __all__ = ["block_mask", "check_isolation", "context_slice", "dense", "from_token", "hugging_face_kwargs", "varlen"]

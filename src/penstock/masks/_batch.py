@@ -29,8 +29,6 @@ end:
     4 ranks    0 1 2 3 3 2 1 0
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias, get_args
 

@@ -12,8 +12,6 @@ x86-64 a second time for processors with AVX2 (x86-64-v3: 40 % faster when ids a
 May import: nothing. Imported by: `order`, `packing`, `plan`, `shards`, `transforms`. Holds no state.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import os

@@ -9,8 +9,6 @@ source checkout whose C files changed. It imports nothing of Penstock, because a
 The compiler is `CC`, or the first of `cc`, `gcc`, `clang` that is installed, or Zig's from the package `ziglang`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import sys

@@ -45,8 +45,6 @@ _SPEAKERS = {
 """Speakers in ShareGPT files, and what chat templates call them."""
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """What datasets call the reasoning of a message; the first that there is counts."""
-
-
 ASSISTANTS = frozenset(name for name, role in _SPEAKERS.items() if role == "assistant")
 
 
@@ -116,7 +114,7 @@ class ChatLayout:
         if self.format == "messages":
             return Dialogue(parse_messages(self.column, row[self.column]))
         if self.format == "sharegpt":
-            return Dialogue(_parse_sharegpt(self.column, row[self.column]))
+            return Dialogue([_read_turn(self.column, turn) for turn in _list_of_objects(self.column, row[self.column])])
         if self.column:
             return _join(self.column, row[self.column], side or COMPLETION, row[side or COMPLETION], as_text)
         return _read_answer(row, side)
@@ -184,10 +182,6 @@ def parse_messages(column: str, value: Any) -> list[dict[str, Any]]:
             raise BadConversation("empty", f"Column {column!r} has a message without content: {message!r:.80}")
     is_filled = not isinstance(value, (str, bytes))
     return [_read_message(message, is_filled) for message in messages]
-
-
-def _parse_sharegpt(column: str, value: Any) -> list[dict[str, Any]]:
-    return [_read_turn(column, turn) for turn in _list_of_objects(column, value)]
 
 
 def _read_turn(column: str, turn: Mapping[str, Any]) -> dict[str, Any]:

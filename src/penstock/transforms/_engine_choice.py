@@ -8,8 +8,6 @@ After a difference before the run, the reference is used, and a note says why; a
 The reference takes 0.5 s for the sample, and about 1 % of a run.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

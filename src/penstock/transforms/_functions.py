@@ -68,7 +68,6 @@ class FunctionTransform:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The function's import path, a hash of its code, and its version."""
         found = load_function(self.function)
         name = self.function if isinstance(self.function, str) else name_function(found)
         return {
@@ -94,7 +93,6 @@ class FunctionTransform:
         return None
 
     def columns(self) -> dict[str, str] | None:
-        """Types as given."""
         return None if self.types is None else dict(self.types)
 
     def before_run(self, sample: Iterable[Records]) -> FunctionTransform:

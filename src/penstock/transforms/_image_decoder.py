@@ -7,8 +7,6 @@ huge tiles. A large JPEG is decoded at 1/2, 1/4 or 1/8 of its size as long as th
 ("draft": scaling is part of decoding, 2.8 times faster from 3000x2250 to 224).
 """
 
-from __future__ import annotations
-
 import importlib
 import io
 import re
@@ -71,7 +69,6 @@ class ImageSettings:
     is_drafted: bool
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
         return {**asdict(self), "size": self.size and list(self.size)}
 
 

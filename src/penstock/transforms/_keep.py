@@ -277,7 +277,6 @@ class KeepColumns:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What is kept."""
         keep = None if self.keep is None else [list(pair) for pair in check_keep(self.keep, ())]
         return {"transform": "KeepColumns", "version": 1, "keep": keep}
 
@@ -287,7 +286,6 @@ class KeepColumns:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was left out."""
         names = ", ".join(map(repr, self._left_out))
         return (f"Left out {names}: a column needs a name, which must not start with '__'.",) if names else ()
 

@@ -1,7 +1,5 @@
 """The loop of this room, in C: what it does, and how it is called."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -22,8 +22,6 @@ characters with them, and would have no name for them if they were renamed. A te
 the byte, so they are not added tokens in the sealed tokenizer.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

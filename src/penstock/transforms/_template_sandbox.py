@@ -14,8 +14,6 @@ process that started it, and answers with plain bytes. When that process is gone
     {date, limits, path} -> then for each rendering: {text, marked, values} -> (is_good, text or reason)
 """
 
-from __future__ import annotations
-
 import datetime
 import functools
 import json

@@ -201,7 +201,6 @@ class Tokenize:
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """The tokenizer, for readers of the data."""
         source = self._source
         facts = {"name": source.name, "kind": source.kind, "sha256": source.sha256, "vocab_size": self.vocab_size}
         for key, role in (("eos", "append_eos"), ("bos", "prepend_bos")):

@@ -8,6 +8,7 @@ column of messages -> chat template ---> documents -> engine -> ids -> ...      
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 from typing import Any
 
@@ -125,7 +126,6 @@ class TokenMaker:
         self._source = source
         self._engine = chosen.open(source)
         self._is_checked = chosen.is_fast
-        self._reference: TokenizerEngine | None = None
         self._key = int(source.sha256[:_KEY_DIGITS], 16)
         self._bos = -1 if bos_id is None else bos_id
         self._eos = -1 if eos_id is None else eos_id
@@ -133,12 +133,10 @@ class TokenMaker:
         # The first call may load half of awkward (0.1 s): better now than in the first batch.
         self.frame(*self._engine.encode(np.frombuffer(b"a", np.uint8), np.array([0, 1])))
 
-    @property
+    @functools.cached_property
     def reference(self) -> TokenizerEngine:
         """The reference engine, loaded when first needed."""
-        if self._reference is None:
-            self._reference = open_reference(self._source) if self._is_checked else self._engine
-        return self._reference
+        return open_reference(self._source) if self._is_checked else self._engine
 
     def locate(self, text: str, ids: NDArray[Any]) -> Bounds:
         """Bytes of the text that each token covers."""
@@ -170,18 +168,8 @@ class TokenMaker:
             TokenizerMismatch: a document that was checked differs from the reference.
         """
         ids, offsets = self._engine.encode(rows.values, rows.offsets)
-        if self._is_checked:
-            self._check(rows, records, places, ids, offsets)
-        return ids, offsets
-
-    def _check(
-        self,
-        rows: Ragged,
-        records: Records,
-        places: NDArray[np.int64],
-        ids: NDArray[Any],
-        offsets: NDArray[np.int64],
-    ) -> None:
+        if not self._is_checked:
+            return ids, offsets
         numbers = records.row_numbers()[places]
         for chosen in choose_checked(numbers, np.diff(rows.offsets), self._key):
             text = rows.values[rows.offsets[chosen] : rows.offsets[chosen + 1]]
@@ -192,6 +180,7 @@ class TokenMaker:
                     f"gigatoken and the reference differ in row {int(numbers[chosen]):,} of the split, {difference}. "
                     f"Run again with engine='reference', and report this text to the authors of gigatoken."
                 )
+        return ids, offsets
 
     def frame(self, ids: NDArray[Any], offsets: NDArray[np.int64]) -> Ragged:
         """Ids in the column's dtype, with BOS and EOS."""

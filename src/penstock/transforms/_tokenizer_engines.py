@@ -14,8 +14,6 @@ An engine takes documents side by side (`values`, `offsets`) and returns ids the
 # the peak.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -5,8 +5,6 @@ itself: a worker on another machine needs no path, and a file that changes durin
 Nothing is downloaded. Ids of EOS and BOS are looked up, never guessed.
 """
 
-from __future__ import annotations
-
 import base64
 import functools
 import hashlib

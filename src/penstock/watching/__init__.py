@@ -2,8 +2,7 @@
 
     for batch in penstock.watch(loader): …
       _watch      a row of figures for each step, and what the loader says about itself
-      _steps      the rows, in bounded memory
-      _summary    words and numbers                                               -> watched.summary()
+      _summary    the rows, in bounded memory; words and numbers                  -> watched.summary()
                   the same for TensorBoard, W&B, MLflow: one callable             -> log=
       _page       lanes, waits, processors and memory                             -> to_html, to_perfetto
 

@@ -3,8 +3,6 @@
 Nothing was tried, so no gain is promised: `penstock doctor` does that.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 
@@ -26,8 +24,7 @@ from penstock.report import (
     format_number,
     format_seconds,
 )
-from penstock.watching._steps import COLUMNS, StepHistory
-from penstock.watching._summary import WatchSummary, format_cores
+from penstock.watching._summary import COLUMNS, StepHistory, WatchSummary, format_cores
 
 _MOST_STEPS_IN_LANES = 1500
 _GIGABYTE = 1e9

@@ -26,8 +26,7 @@ from typing import Any, Generic, Self, TypeVar
 from penstock.machine import Sampler, ThreadMeter, ThreadUsage, UsageHistory, describe_machine
 from penstock.report import Page, render_html, to_perfetto
 from penstock.watching._page import watch_page
-from penstock.watching._steps import StepHistory, StepRow
-from penstock.watching._summary import Log, Scalars, WatchSummary, summarise
+from penstock.watching._summary import Log, Scalars, StepHistory, StepRow, WatchSummary, summarise
 
 Gauge = Callable[[], tuple[float, float]]
 """(batches ready now, seconds of copying so far); NaN for what the loader does not say."""

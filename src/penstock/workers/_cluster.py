@@ -1,7 +1,5 @@
 """A Ray cluster: the one this process already uses, one at an address, or one of its own on this machine."""
 
-from __future__ import annotations
-
 import os
 from typing import Any, Self
 

@@ -6,8 +6,6 @@ moment, in which they cannot take any, and the owner looks at its locks: if each
 one. Items in a queue count as held, too: like a semaphore, a queue counts down from its maximum size.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

@@ -15,8 +15,6 @@ This file is run by its path and imports only the standard library, so the life-
 and the user's modules are imported.
 """
 
-from __future__ import annotations
-
 import fcntl
 import gc
 import json

@@ -201,7 +201,6 @@ class RunningServer:
         return number
 
     def find_pid(self, number: int) -> int | None:
-        """The process id of a worker, if the server has reported it."""
         with self._lock:
             self._read_news()
             return self._pids.get(number)
@@ -232,7 +231,6 @@ class RunningServer:
             wait_for(self._process, END_SECONDS)
 
     def abandon(self) -> None:
-        """In a forked child: let go of the server without ending it."""
         self._let_go()
 
     def _let_go(self) -> bool:

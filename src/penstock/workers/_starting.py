@@ -4,8 +4,6 @@ All but forks run `_entry.py` first. Each is, or is started by, the leader of it
 Ctrl-C in a terminal goes to the owner alone, even while they are starting.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

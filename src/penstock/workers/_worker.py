@@ -1,7 +1,5 @@
 """What runs in a worker process: one program, from its first message to the end of the channel."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import gc
