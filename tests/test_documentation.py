@@ -105,7 +105,7 @@ def test_preparing_by_command_and_by_function_is_the_same(raw: Path) -> None:
 
 
 def test_fine_tuning_data_and_parts(raw: Path) -> None:
-    _, chats, parts = snippets("docs/preparation.md", kind="")
+    _, chats, _pictures, parts = snippets("docs/preparation.md", kind="")  # pictures: tests/transforms/test_pictures.py
     Path("models/mine").mkdir(parents=True)
     shutil.copy("tokenizer.json", "models/mine")
     template = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"

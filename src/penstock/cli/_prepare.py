@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _INTERRUPTED = 130
 _CHAT = ("chat_format", "chat_template")
-_CHAT_DETAILS = ("tools_column", "template_date", "template_values", "loss_on")
+_CHAT_DETAILS = ("tools_column", "template_date", "template_values", "loss_on", "processor")
 
 
 def add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,6 +98,9 @@ def _add_transforms(parser: argparse.ArgumentParser) -> None:
     chat.add("template_values", type=_values.json_object, metavar="JSON", help=values)
     turns = "store a loss mask of all of the assistant's turns (the default), of the last, or none"
     chat.add("loss_on", choices=("assistant", "last", "none"), help=turns)
+    chat.add("processor", metavar="FOLDER", help="conversations may hold pictures, which this processor is made for")
+    chat.add("media_root", metavar="FOLDER|URL")
+    chat.add("images_column", metavar="NAME")
 
 
 def run_prepare(arguments: argparse.Namespace) -> int:
@@ -151,6 +154,8 @@ def _wrong_usage(typed: Mapping[str, Any]) -> str | None:
     needs_chat = [flag_of(name) for name in _CHAT_DETAILS if typed.get(name)]
     if needs_chat and not any(typed.get(name) for name in _CHAT):
         return f"{needs_chat[0]} needs --chat-format or --chat-template."
+    if (typed.get("media_root") or typed.get("images_column")) and not typed.get("processor"):
+        return "--media-root and --images-column need --processor."
     if typed.get("column") and not kinds.keys() & {"tokenizer", "image"}:
         return "--column needs --tokenizer or --image-size. To keep a column, use --keep."
     if typed.get("function") and typed.get("keep"):

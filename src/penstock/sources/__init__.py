@@ -10,6 +10,7 @@ May import: `errors`, `filesystem`, `identity`, `order`, `shapes`. Imported by: 
 `transforms`. Holds state: the objects given as sources, by name.
 """
 
+from penstock.sources._files import read_file
 from penstock.sources._listing import changed_since, list_files, list_skipped
 from penstock.sources._model import Records, RowError, SourceFile, Split
 from penstock.sources._objects import IterableSource
@@ -51,6 +52,7 @@ __all__ = [
     "make_recipe",
     "peek_split",
     "plan_splits",
+    "read_file",
     "read_rows",
     "read_split",
     "refused_url",

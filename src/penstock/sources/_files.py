@@ -126,6 +126,12 @@ def open_stream(path: str, options: SourceOptions) -> Iterator[ByteStream]:
         yield file if compression is None else _Decompressed(path, file, compression)
 
 
+def read_file(path: str, num_bytes: int) -> bytes:
+    """The first bytes of a file or URL, all of them if it has no more."""
+    with open_stream(path, SourceOptions()) as stream:
+        return read_exactly(stream, num_bytes)
+
+
 def arrow_file(file: Any) -> Any:
     """One of our files as one of pyarrow's."""
     if isinstance(file, LocalFile):

@@ -10,6 +10,7 @@
     Tokenize             _tokenize -> _tokenize_rows -> _engine_choice -> _tokenizer_engines -> _tokenizer_source
       conversations                    _tokenize_rows -> _conversations -> _chat_template -> _template_sandbox
         in the layouts of              _chat_formats
+      pictures in them                 _conversations -> _pictures -> _processors
       special tokens in texts          _special_tokens
     DecodeImage          _images -> _image_decoder
     FunctionTransform    _functions

@@ -31,6 +31,7 @@ from penstock.transforms._chat_formats import (
     parse_json,
 )
 from penstock.transforms._chat_template import ChatTemplate, TemplateRenderer
+from penstock.transforms._pictures import Picture, PictureReader, PictureSettings, expand
 from penstock.transforms._special_tokens import REASON, Guard, has_mark, strip_marks
 from penstock.transforms._template_sandbox import BEGIN_MARK, END_MARK, TemplateRefused
 from penstock.transforms._transform import BadRows, find_column, is_arrow
@@ -49,6 +50,7 @@ class Conversation:
     ends_with_assistant: bool
     num_spelled: int = 0
     """Special tokens that its messages spell out."""
+    pictures: tuple[Picture, ...] = ()
     stranger: str = ""
     """Who speaks in place of the assistant, of whom the template says nothing: "gpt", for example."""
 
@@ -64,6 +66,8 @@ class ChatSettings:
     tools_column: str | None
     loss_on: LossOn | None
     """Which turns to learn from: all of the assistant's, or the last; None if no mask is wanted."""
+    pictures: PictureSettings | None = None
+    """None if messages hold nothing but text."""
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -75,6 +79,7 @@ class ChatSettings:
             **({"tools": "as their row has them"} if self.tools_column else {}),  # before, as the rows around it had
             **({"format": self.layout.format} if self.layout.format != "messages" else {}),
             **({"loss_on": self.loss_on} if self.loss_on not in (None, "assistant") else {}),
+            **({"pictures": self.pictures.identity} if self.pictures is not None else {}),
         }
 
 
@@ -84,6 +89,7 @@ class ConversationReader:
     def __init__(self, settings: ChatSettings) -> None:
         self.settings = settings
         self._renderer = None if settings.template is None else TemplateRenderer(settings.template)
+        self._pictures = None if settings.pictures is None else PictureReader(settings.pictures)
 
     def __enter__(self) -> ConversationReader:
         return self
@@ -97,23 +103,43 @@ class ConversationReader:
         settings = self.settings
         columns = {name: _list_values(records, name) for name in settings.layout.columns}
         tools = _list_values(records, settings.tools_column) if settings.tools_column else itertools.repeat(None)
-        rows = zip(range(records.num_rows), zip(*columns.values(), strict=True), tools, strict=False)
-        return [self._read(dict(zip(columns, row, strict=True)), given, side, place, bad) for place, row, given in rows]
+        beside = settings.pictures.column if settings.pictures is not None else None
+        images = _list_values(records, beside) if beside else itertools.repeat(None)
+        rows = zip(range(records.num_rows), zip(*columns.values(), strict=True), tools, images, strict=False)
+        return [
+            self._read(dict(zip(columns, row, strict=True)), given, shown, side, place, bad)
+            for place, row, given, shown in rows
+        ]
 
-    def _read(self, row: dict[str, Any], tools: Any, side: str, place: int, bad: BadRows) -> Conversation | None:
+    def _read(
+        self, row: dict[str, Any], tools: Any, images: Any, side: str, place: int, bad: BadRows
+    ) -> Conversation | None:
         layout = self.settings.layout
         try:
             dialogue = layout.read(row, side, as_text=self._renderer is None)
             if isinstance(dialogue, Continuation):
                 return _check_text(_continue(dialogue, self.settings.guard))
             given = parse_json(self.settings.tools_column or "", tools) if isinstance(tools, (str, bytes)) else tools
-            return _check_text(self._render(dialogue, drop_missing(given) if given is tools else given))
+            return _check_text(self._see(dialogue, images, drop_missing(given) if given is tools else given))
         except TemplateRefused as error:
             column = side or layout.column
             bad.add(place, "chat_template", f"Column {column!r}: the chat template refuses this conversation: {error}.")
         except BadConversation as error:
             bad.add(place, error.reason, str(error))
         return None
+
+    def _see(self, dialogue: Dialogue, images: Any, tools: Any) -> Conversation:
+        """The conversation with its pictures, if there may be any."""
+        settings = self.settings.pictures
+        if settings is None or self._pictures is None:
+            return self._render(dialogue, tools)
+        messages, pictures = self._pictures.take(dialogue.messages, images)
+        said = self._render(dataclasses.replace(dialogue, messages=messages), tools)
+        seal = self.settings.guard.seal if self.settings.guard is not None else str
+        expansion = settings.expansion
+        written = [seal(expansion.text(each.height, each.width)) for each in pictures]
+        text, spans = expand(said.text, said.spans, seal(expansion.placeholder), written)
+        return dataclasses.replace(said, text=text, spans=spans, pictures=pictures)
 
     def _render(self, dialogue: Dialogue, tools: Any) -> Conversation:
         assert self._renderer is not None

@@ -139,6 +139,17 @@ class ImageDecoder:
             image.load()
         return bytes(encoded)
 
+    def measure(self, encoded: bytes | memoryview) -> tuple[int, int]:
+        """Height and width of the image when upright, from its header.
+
+        Raises:
+            BadImage: as from `decode`, but damage behind the header goes unnoticed.
+        """
+        with _wrap_failures(self.pillow):
+            image = self._open(encoded)
+            turn = self._find_turn(image)
+        return _turned(image.size[::-1], turn)
+
     def encode_jpeg(self, image: Any) -> bytes:
         """A JPEG of the chosen quality."""
         file = io.BytesIO()
@@ -176,9 +187,8 @@ class ImageDecoder:
     def _target(self, turn: Any) -> tuple[int, int]:
         """Width and height before the image is turned."""
         assert self._settings.size is not None
-        height, width = self._settings.size
-        swaps = turn is not None and turn.name in ("TRANSPOSE", "TRANSVERSE", "ROTATE_90", "ROTATE_270")
-        return (height, width) if swaps else (width, height)
+        height, width = _turned(self._settings.size, turn)
+        return width, height
 
     def _draft(self, image: Any, turn: Any) -> None:
         if self._settings.is_drafted and self._settings.size is not None and image.format in ("JPEG", "MPO"):
@@ -191,6 +201,12 @@ class ImageDecoder:
         target = self._target(turn)
         box = _centre_box(image.size, target) if self._settings.mode == "crop" else None
         return image.resize(target, self._filter, box)
+
+
+def _turned(size: tuple[int, int], turn: Any) -> tuple[int, int]:
+    """Height and width after a transposition."""
+    swaps = turn is not None and turn.name in ("TRANSPOSE", "TRANSVERSE", "ROTATE_90", "ROTATE_270")
+    return (size[1], size[0]) if swaps else size
 
 
 def _centre_box(size: tuple[int, int], target: tuple[int, int]) -> tuple[float, float, float, float]:

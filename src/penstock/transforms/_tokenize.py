@@ -36,7 +36,10 @@ from penstock.transforms._engine_choice import (
     join_texts,
     take_sample,
 )
+from penstock.transforms._images import DEFAULT_MAX_PIXELS
 from penstock.transforms._keep import Keep, check_keep, infer_types
+from penstock.transforms._pictures import PictureSettings
+from penstock.transforms._processors import load_expansion
 from penstock.transforms._special_tokens import Guard, SpecialTokens, seal_tokenizer
 from penstock.transforms._tokenize_rows import OpenChat, OpenTokenize, TokenMaker, made_columns, smallest_dtype
 from penstock.transforms._tokenizer_source import TokenizerSource, load_tokenizer, tokens_around
@@ -94,6 +97,15 @@ class Tokenize:
     """Date that `strftime_now` returns, such as "2026-07-01"; today's would change the data from day to day."""
     tools_column: str | None = field(default=None, kw_only=True)
     """With a chat template: the column with the tools of each conversation."""
+    processor: str | os.PathLike[str] | None = field(default=None, kw_only=True)
+    """For conversations with pictures: the folder of the processor, which says how many tokens they become. They are
+    stored in the columns `images` and `image_sizes`."""
+    media_root: str | None = field(default=None, kw_only=True)
+    """Folder or URL that paths of pictures count from; nothing outside is read. By default, only bytes are taken."""
+    images_column: str | None = field(default=None, kw_only=True)
+    """A column with the pictures of parts that name none."""
+    max_pixels: int = field(default=DEFAULT_MAX_PIXELS, kw_only=True)
+    """Conversations with a larger picture are bad rows."""
     _chat: ChatSettings | None = field(default=None, init=False, repr=False, compare=False)
     _chosen: ChosenEngine | None = field(default=None, init=False, repr=False, compare=False)
     _types: dict[str, str] | None = field(default=None, init=False, repr=False, compare=False)
@@ -108,7 +120,8 @@ class Tokenize:
         self._set("column", self._chat.layout.column if self._chat else self.column or "text")
         for role in ("append_eos", "prepend_bos"):
             self._source.resolve(getattr(self, role), role)
-        pairs = check_keep(self.keep, (name for side in self._sides for name in made_columns(side)))
+        made = [name for side in self._sides for name in made_columns(side)]
+        pairs = check_keep(self.keep, [*made, *self._picture_columns])
         if all(spec for _, spec in pairs):
             self._set("_types", dict(pairs))
 
@@ -121,6 +134,8 @@ class Tokenize:
         check_choice("loss_on", self.loss_on, get_args(LossOn))
         template = self.chat_template or (True if self.chat_format in ("messages", "sharegpt") else None)
         if template is None and self.chat_format is None:
+            if self.processor is not None:
+                self._load_pictures(ChatLayout.of("messages", ""), is_rendered=False)
             return None
         layout = ChatLayout.of(self.chat_format or "messages", self.column)
         loaded = template and load_template(
@@ -132,8 +147,30 @@ class Tokenize:
             with_tools=self.tools_column is not None,
         )
         return ChatSettings(
-            layout, loaded or None, self._guard, self.tools_column, self.loss_on if self.loss_mask else None
+            layout,
+            loaded or None,
+            self._guard,
+            self.tools_column,
+            self.loss_on if self.loss_mask else None,
+            self._load_pictures(layout, is_rendered=bool(loaded)),
         )
+
+    def _load_pictures(self, layout: ChatLayout, *, is_rendered: bool) -> PictureSettings | None:
+        if self.processor is None:
+            return None
+        if not is_rendered or len(layout.sides) > 1:
+            raise ValueError(
+                f"processor={os.fspath(self.processor)!r}: pictures are read from conversations with a chat template, "
+                "one to a row: chat_format='messages' (--chat-format messages)."
+            )
+        if not 1 <= self.max_pixels <= DEFAULT_MAX_PIXELS:
+            raise ValueError(f"max_pixels={self.max_pixels}; 1 to {DEFAULT_MAX_PIXELS:,} are possible.")
+        return PictureSettings(load_expansion(self.processor), self.media_root, self.images_column, self.max_pixels)
+
+    @property
+    def _picture_columns(self) -> dict[str, str]:
+        pictures = None if self._chat is None else self._chat.pictures
+        return {} if pictures is None else pictures.columns()
 
     @property
     def _sides(self) -> tuple[str, ...]:
@@ -257,7 +294,13 @@ class Tokenize:
     def input_columns(self) -> tuple[str, ...]:
         """The text or conversation, the tools, and kept columns."""
         kept = [name for name, _ in check_keep(self.keep, ())]
-        return tuple(dict.fromkeys([*self._read_columns, *filter(None, [self.tools_column]), *kept]))
+        return tuple(dict.fromkeys([*self._read_columns, *self._beside, *kept]))
+
+    @property
+    def _beside(self) -> tuple[str, ...]:
+        """Columns of conversations beside their messages."""
+        images = self.images_column if self.processor is not None else None
+        return tuple(filter(None, [self.tools_column, images]))
 
     @property
     def _read_columns(self) -> tuple[str, ...]:
@@ -267,7 +310,7 @@ class Tokenize:
     @property
     def exact_columns(self) -> tuple[str, ...]:
         """Conversations and tools: a template writes objects as they are, in their order and with their numbers."""
-        return () if self._chat is None else (*self._chat.layout.columns, *filter(None, [self.tools_column]))
+        return () if self._chat is None else (*self._chat.layout.columns, *self._beside)
 
     def columns(self) -> dict[str, str] | None:
         """Tokens in the smallest dtype that can hold the vocabulary, the mask, and kept columns."""
@@ -279,7 +322,7 @@ class Tokenize:
             made[tokens] = f"{smallest_dtype(self.vocab_size).name}[*]"
             if self._chat is not None and self.loss_mask:
                 made[loss_mask] = "bool[*]"
-        return {**made, **self._types}
+        return {**made, **self._picture_columns, **self._types}
 
     def before_run(self, sample: Iterable[Records]) -> Tokenize:
         """The same, with an engine chosen by at most 1 MB of the sample, and types for kept columns.

@@ -75,6 +75,8 @@ class OpenChat(OpenTokenize):
         for side, rendered in sides.items():
             said = [conversation for place in places if (conversation := rendered[place]) is not None]
             columns |= self._tokenize(side, said, records, places, noticed)
+            if self._settings.pictures is not None:
+                columns |= self._settings.pictures.collect([conversation.pictures for conversation in said])
         columns |= take_kept(kept, places, records.num_rows)
         return Output(columns, places, bad.errors(), +noticed)  # without those that are 0
 
