@@ -56,12 +56,40 @@ def test_epochs_differ_and_can_be_set(numbers: Path) -> None:
         assert values(loader) == first
 
 
-def test_another_number_of_workers_is_refused(numbers: Path) -> None:
-    with load(numbers, 2) as loader:
-        values(itertools.islice(loader, 3))
-        state = loader.state_dict()
-    with load(numbers, 1) as later, pytest.raises(StateError, match="saved with"):
-        later.load_state_dict(state)
+@pytest.mark.parametrize("buffer", [0, 30])
+@pytest.mark.parametrize("stop", [0, 1, 4, 16, 24])
+def test_other_ranks_and_workers_go_on_and_each_record_comes_once(numbers: Path, buffer: int, stop: int) -> None:
+    found, states = [], None
+    for world_size, num_workers, each in ((1, 2, stop), (3, 0, min(1, stop)), (2, 1, 1), (1, 3, None), (2, 0, None)):
+        loaders = [
+            penstock.DataLoader(
+                penstock.stream(numbers, shuffle_buffer=buffer, rank=rank, world_size=world_size),
+                batch_size=7,
+                num_workers=num_workers,
+            )
+            for rank in range(world_size)
+        ]
+        for loader in loaders:
+            if states is not None:
+                loader.load_state_dict(states)
+            found += itertools.chain(*values(itertools.islice(loader, each)))
+        if each is None:
+            break
+        states = json.loads(json.dumps([loader.state_dict() for loader in loaders]))
+        states = states if world_size > 1 else states[0]
+        for loader in loaders:
+            loader.close()
+    assert sorted(found) == list(range(200))
+    assert len(json.dumps(states)) < 4096 * len(states)
+
+
+def test_one_ranks_state_is_not_enough_for_another_number_of_ranks(numbers: Path) -> None:
+    first = penstock.DataLoader(penstock.stream(numbers, rank=0, world_size=2), batch_size=7)
+    next(iter(first))
+    alone = penstock.DataLoader(penstock.stream(numbers), batch_size=7)
+    alone.load_state_dict(first.state_dict())
+    with pytest.raises(StateError, match=r"holds part 0 of 2 .* load the states of all ranks as a list"):
+        next(iter(alone))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

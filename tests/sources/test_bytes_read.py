@@ -78,7 +78,7 @@ def test_ranges_of_a_shuffled_part_read_no_more_twice_either(
     order: list[int],
     shuffle_buffer: int,
 ) -> None:
-    monkeypatch.setattr("penstock.sources._stream_run._CHUNK_BYTES", 100_000)  # of 32 MB
+    monkeypatch.setattr("penstock.sources._stream_shares._CHUNK_BYTES", 100_000)  # of 32 MB
     path = tmp_path / name
     path.write_text("".join(f'{{"n": {number}, "text": "{"word " * (number % 50)}"}}\n' for number in range(10_000)))
     path.write_text(path.read_text().replace("\n", "|") if "separator" in reading else path.read_text())

@@ -9,18 +9,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.sources import PartRun, SourceFile, SourceOptions, why_unsplittable
-from penstock.sources._stream_recipe import share_of
+from penstock.sources import PartRun, Recipe, SourceFile, SourceOptions, why_unsplittable
+from penstock.sources._stream_shares import FileRange, everything, strands_of_parts
 
 from .examples import recipe_of
 
 SIZES = st.lists(st.integers(0, 10_000), min_size=1, max_size=30)
 
 
+def shares_of(files: list[SourceFile], num_parts: int) -> list[list[FileRange]]:
+    recipe = Recipe(files=tuple(files), options=SourceOptions())
+    return [strands[-1].pieces for strands in strands_of_parts(recipe, everything(recipe, num_parts), num_parts, 0)]
+
+
 @given(SIZES, st.integers(1, 20))
 def test_every_byte_is_in_one_share_and_shares_are_equal_to_a_byte(sizes: list[int], num_parts: int) -> None:
     files = [SourceFile(f"/{number}.jsonl", size, "") for number, size in enumerate(sizes)]
-    shares = [share_of(files, SourceOptions(), part, num_parts) for part in range(num_parts)]
+    shares = shares_of(files, num_parts)
     pieces = [piece for share in shares for piece in share]
     for file in files:
         edges = [(piece.begin, piece.end) for piece in pieces if piece.file == file]
@@ -35,7 +40,7 @@ def test_whole_files_go_to_one_part_each_and_no_part_has_more_than_a_file_too_mu
     sizes: list[int], num_parts: int
 ) -> None:
     files = [SourceFile(f"/{number}.jsonl.gz", size, "") for number, size in enumerate(sizes)]
-    shares = [share_of(files, SourceOptions(), part, num_parts) for part in range(num_parts)]
+    shares = shares_of(files, num_parts)
     assert Counter(piece.file.path for share in shares for piece in share) == Counter(file.path for file in files)
     amounts = [sum(piece.file.num_bytes + 1 for piece in share) for share in shares]
     assert max(amounts) - min(amounts) <= max(sizes) + 1
@@ -44,7 +49,7 @@ def test_whole_files_go_to_one_part_each_and_no_part_has_more_than_a_file_too_mu
 def test_files_of_unknown_size_are_dealt_out_in_turn() -> None:
     files = [SourceFile(f"http://server/{number}.jsonl", -1, "", is_seekable=False) for number in range(6)]
     assert why_unsplittable(files[0], SourceOptions()) == "is on a server that does not support ranges"
-    assert [len(share_of(files, SourceOptions(), part, 3)) for part in range(3)] == [2, 2, 2]
+    assert [len(share) for share in shares_of(files, 3)] == [2, 2, 2]
 
 
 @pytest.mark.parametrize(

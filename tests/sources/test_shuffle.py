@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.sources._stream_run import buffer_contents, draw, draw_last_slots, draw_slots, permutation
+from penstock.sources._stream_shuffle import buffer_contents, draw, draw_last_slots, draw_slots, permutation
 
 from .examples import read_all, recipe_of
 
@@ -79,5 +79,5 @@ def test_a_buffer_moves_records_far_and_chunks_move_farther(tmp_path: Path, monk
         return float(np.abs(np.array([int(record["text"]) for record in records]) - np.arange(20_000)).mean())
 
     assert 50 < moved() < 1000
-    monkeypatch.setattr("penstock.sources._stream_run._CHUNK_BYTES", 4000)
+    monkeypatch.setattr("penstock.sources._stream_shares._CHUNK_BYTES", 4000)
     assert moved() > 4000

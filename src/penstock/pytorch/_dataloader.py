@@ -192,12 +192,13 @@ class DataLoader(TorchDataLoader[BatchType]):
         """
         return self._run.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any] | list[dict[str, Any]]) -> None:
         """Continue where a state stands.
 
         With a plan, batch size, ranks, workers and maps may differ from when it was saved; with a torch map-style
-        dataset the number of workers may. An iterable dataset is asked for its own state; one that has none is read
-        again from the beginning.
+        dataset the number of workers may. With a `penstock.stream` ranks and workers may, given the states of all ranks
+        as a list. Another iterable dataset is asked for its own state; one that has none is read again from the
+        beginning.
 
         Raises:
             StateError: the state belongs to another order of the data.

@@ -152,7 +152,7 @@ class PlanRun:
             )
         return self._progress.cursor.state()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Any) -> None:
         self._progress.load(state)
 
     def set_epoch(self, epoch: int) -> None:

@@ -37,6 +37,7 @@ from penstock.sources import (
     SourceOptions,
     TextUnit,
     check_state,
+    join_states,
     make_recipe,
     start_state,
     why_unsplittable,
@@ -104,20 +105,40 @@ class Stream(IterableDataset[Any]):
             return self._run.state()
         return start_state(self._recipe, self._epochs.next_epoch(0 if info is None else info.id))
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any] | Sequence[dict[str, Any]]) -> None:
         """Go on where a state stands, at the next record that is asked for; a running iterator goes there too.
 
+        With another number of ranks or workers, give the states of all of them as a list.
+
         Raises:
-            StateError: the state is of other files or settings; the message says what differs. One of another part
-                or number of parts is refused when iteration begins.
+            StateError: the state is of other files or settings; the message says what differs. One that lacks parts
+                which are needed is refused when iteration begins.
         """
-        check_state(state, self._recipe)
-        self._loaded = dict(state)
+        state = self._loaded = check_state(state, self._recipe)
         if self._run is not None:
             self._run.stop()
             self._run = None
         info = get_worker_info()
         self._epochs.set_next(state["epoch"], worker=None if info is None else info.id)
+
+    def join_states(self, states: Sequence[dict[str, Any]], num_workers: int) -> dict[str, Any]:
+        """One state of those that the workers of this process have; a worker that has not begun has what was loaded."""
+        parts, num_parts = self._parts(num_workers)
+        own = [each for each in states if each["num_parts"] == num_parts]
+        return join_states(own, parts) if own else states[0]
+
+    def is_continued(self, state: dict[str, Any], num_workers: int) -> bool:
+        """Whether as many workers go on with a state's own parts."""
+        parts, num_parts = self._parts(num_workers)
+        return state["num_parts"] == num_parts and {each[0] for each in state["at"]} >= set(parts)
+
+    def read_states(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Those of several workers or ranks as one, in the present form.
+
+        Raises:
+            StateError: they are not of this stream, or do not go together.
+        """
+        return check_state(states, self._recipe)
 
     @property
     def epoch(self) -> int:
@@ -151,13 +172,18 @@ class Stream(IterableDataset[Any]):
         while self._loaded is not None:
             yield self._begin()
 
+    def _parts(self, num_workers: int) -> tuple[range, int]:
+        """Those of this rank's workers, and how many there are in all."""
+        rank, world_size = self._rank or find_rank()
+        return range(rank * num_workers, (rank + 1) * num_workers), world_size * num_workers
+
     def _begin(self) -> PartRun:
         info = get_worker_info()
         worker, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
-        rank, world_size = self._rank or find_rank()
-        if world_size > 1 and self.splits_over_ranks and not self._is_left_alone:
+        parts, num_parts = self._parts(num_workers)
+        part = parts[worker]
+        if num_parts > num_workers and self.splits_over_ranks and not self._is_left_alone:
             warn_of_second_split()
-        part, num_parts = rank * num_workers + worker, world_size * num_workers
         epoch, state = self._epochs.next_epoch(worker), self._due_state(worker)
         self._run = PartRun(self._recipe, part=part, num_parts=num_parts, epoch=epoch, state=state)
         self._owner, self._loaded = os.getpid(), None

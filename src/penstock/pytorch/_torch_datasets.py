@@ -140,6 +140,11 @@ def has_state(value: Any) -> bool:
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 
+def is_shared_anew(dataset: Any) -> bool:
+    """Whether it makes one state of its workers', from which any number of workers and ranks go on: a stream."""
+    return callable(getattr(dataset, "join_states", None))
+
+
 def is_pipe(dataset: Any) -> bool:
     """Whether it is a data pipe of either kind."""
     return isinstance(dataset, (IterDataPipe, MapDataPipe))

@@ -30,7 +30,14 @@ from torch.utils.data import DistributedSampler
 from penstock.errors import StateError
 from penstock.loader import LoaderStatistics, count_handed_over
 from penstock.pytorch._feed import BatchSource, Feed, take
-from penstock.pytorch._torch_datasets import Fetching, WorkerState, is_iterable, preserve_generators, skip_batch
+from penstock.pytorch._torch_datasets import (
+    Fetching,
+    WorkerState,
+    is_iterable,
+    is_shared_anew,
+    preserve_generators,
+    skip_batch,
+)
 from penstock.pytorch._torch_epochs import Indices, check_draws, current_draws, epoch_of, innermost_sampler
 from penstock.shapes import COUNT, Either, find_mismatch
 
@@ -265,7 +272,8 @@ def state_within(loader: Any, progress: LoopProgress) -> dict[str, Any]:
         "sampler_state": copy.deepcopy(progress.sampler_state),
     }
     if Fetching.of(loader).may_have_state:
-        state |= {"workers": _plain(progress.worker_states), "next_worker": progress.next_worker}
+        workers = _joined(loader.dataset, _plain(progress.worker_states))
+        state |= {"workers": workers, "next_worker": progress.next_worker}
     if is_iterable(loader):
         state["ended"] = sorted(progress.ended)
     elif progress.ahead:
@@ -285,9 +293,45 @@ def state_between(loader: Any, progress: LoopProgress | None) -> dict[str, Any]:
         "dataset_epoch": epoch_of(loader.dataset),
         "draws": current_draws(loader, at_rest=True) | {"seed": not live_on},
     }
-    if progress is not None and Fetching.of(loader).may_have_state and (live_on or not loader.num_workers):
-        state["workers"] = [one if isinstance(one, dict) else None for one in _plain(progress.worker_states)]
+    is_kept = live_on or not loader.num_workers or is_shared_anew(loader.dataset)
+    if progress is not None and Fetching.of(loader).may_have_state and is_kept:
+        workers = [one if isinstance(one, dict) else None for one in _plain(progress.worker_states)]
+        state["workers"] = _joined(loader.dataset, workers)
     return state
+
+
+def _joined(dataset: Any, workers: list[Any]) -> list[Any]:
+    """States of workers, or the one that a stream makes of them."""
+    states = [one["dataset"] for one in workers if isinstance(one, dict) and "dataset" in one]
+    if not is_shared_anew(dataset):
+        return workers
+    return [{"dataset": dataset.join_states(states, len(workers))} if states else None]
+
+
+def share_anew(state: Any, loader: Any) -> Any:
+    """A state as this loader's ranks and workers go on with it: of a stream, those of all ranks may be given as a list.
+
+    Raises:
+        StateError: they are of different times, or do not hold the progress of all that is needed.
+    """
+    dataset, states = loader.dataset, list(state) if isinstance(state, list | tuple) else [state]
+    if not is_shared_anew(dataset) or not states or not all(isinstance(each, dict) for each in states):
+        return state
+    first = next((each for each in states if each.get("position") is not None), states[0])
+    workers = [each.get("workers", [None]) for each in states]
+    if find_mismatch(workers, [[Either(None, {"dataset": object})]]):
+        return first
+    found = [one for each in workers for one in each]
+    if None in found:
+        if len(states) > 1 and any(found):
+            raise StateError("Not all ranks had begun the epoch when these states were saved. Use later ones.")
+        return first
+    joined = dataset.read_states([one["dataset"] for one in found])
+    if dataset.is_continued(joined, max(1, loader.num_workers)):
+        return {**first, "workers": [{"dataset": joined}]}
+    if first.get("position") is None:  # the epoch is over, so the next one is shared
+        return {name: value for name, value in first.items() if name != "workers"}
+    return {**first, "next_worker": 0, "ended": [], "workers": [{"dataset": joined}]}
 
 
 def _plain(states: Sequence[WorkerState]) -> list[Any]:
@@ -335,7 +379,8 @@ def _parts_of(state: dict[str, Any], loader: Any) -> dict[str, Any]:
         return {name: shape for name, shape in _OF_MAP_STYLE.items() if name in state}
     if state["position"] is None and "workers" not in state:
         return {}
-    workers = {"workers": (_OF_WORKER,) * num_workers}
+    each = (_OF_WORKER,) * num_workers
+    workers = {"workers": Either(each, each[:1]) if is_shared_anew(loader.dataset) else each}
     number = range(num_workers)
     return workers if state["position"] is None else workers | {"next_worker": number, "ended": [number]}
 
@@ -353,8 +398,7 @@ def describe_loader(loader: Any) -> dict[str, Any]:
             "kind": "iterable",
             "dataset": type(loader.dataset).__qualname__,
             "batch_size": loader.batch_size,
-            "num_workers": loader.num_workers,
-        }
+        } | ({} if is_shared_anew(loader.dataset) else {"num_workers": loader.num_workers})
     sampler = innermost_sampler(loader)
     # What decides the order of a sampler that splits over ranks; all of them may load the state of one.
     of_ranks = ("num_replicas", "shuffle", "seed") if isinstance(sampler, DistributedSampler) else ()

@@ -42,6 +42,7 @@ from penstock.pytorch._torch_loop import (
     TorchBatches,
     TorchLoop,
     check_state,
+    share_anew,
     state_between,
     state_within,
     worker_states,
@@ -113,7 +114,7 @@ class TorchRun:
             batches.begin()
         return state_within(loader, progress)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Any) -> None:
         """Let the next loop continue where a state stands.
 
         Raises:
@@ -121,6 +122,7 @@ class TorchRun:
                 or it is not a state at all.
         """
         loader = self._loader
+        state = share_anew(state, loader)
         check_state(state, loader)
         restore_generators(loader, state["draws"])
         if state["dataset_epoch"] is not None and callable(getattr(loader.dataset, "set_epoch", None)):

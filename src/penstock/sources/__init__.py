@@ -2,7 +2,7 @@
 
     list_files -> plan_splits -> read_split, one split at a time, in any process -> Records: columns, for `prepare`
                                  read_rows, from any block on                    -> Rows: dicts, for streams
-    stream: Recipe -> share_of: a part's bytes -> PartRun: its records, with a state after every one    _stream_*
+    stream: Recipe -> strands: what each part reads -> PartRun: its records, a state after every one    _stream_*
 
 Streams read in order or through a shuffle buffer, each record in exactly one part.
 
@@ -26,8 +26,9 @@ from penstock.sources._splits import (
     types_in_first_rows,
     why_unsplittable,
 )
-from penstock.sources._stream_recipe import OnError, Recipe, check_state, make_recipe, start_state
+from penstock.sources._stream_recipe import OnError, Recipe, make_recipe
 from penstock.sources._stream_run import PartRun
+from penstock.sources._stream_state import check_state, join_states, start_state
 
 __all__ = [
     "FORMATS",
@@ -47,6 +48,7 @@ __all__ = [
     "check_state",
     "class_names",
     "is_data_name",
+    "join_states",
     "list_files",
     "list_skipped",
     "make_recipe",

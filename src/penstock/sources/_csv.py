@@ -177,7 +177,7 @@ def _rows_of_block(block: Block, header: Header, path: str, options: SourceOptio
         values += dicts_of(records)
         where = f" Rows are counted from byte {block.offset:,}."
         errors += [replace(error, message=error.message + where) for error in records.errors]
-    return Rows(block.offset, values, tuple(errors))
+    return Rows(block.offset, values, tuple(errors), end=block.offset + len(block.data))
 
 
 def _records_of_blocks(blocks: Iterator[Block], header: Header, path: str, options: SourceOptions) -> Iterator[Records]:

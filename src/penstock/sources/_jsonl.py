@@ -65,7 +65,7 @@ def read_jsonl_rows(split: Split, options: SourceOptions, place: int | None) -> 
         objects, errors = _parse_objects(*_lines_of(block, split.path), split.path, 0)
         if options.columns is not None:
             objects = [{name: value_at(each, name) for name in options.columns} for each in objects]
-        yield Rows(block.offset, objects, errors)
+        yield Rows(block.offset, objects, errors, end=block.offset + len(block.data))
 
 
 def _lines_of(block: Block, path: str) -> tuple[bytes, int]:

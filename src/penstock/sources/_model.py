@@ -133,6 +133,8 @@ class Rows:
     """Rows that are not among the values."""
     first_row: int = 0
     """Number that errors give to the first row of the block."""
+    end: int = 0
+    """Where the block ends, in formats that are cut at bytes: its records, and none after them, begin before it."""
 
     def before_first_error(self) -> list[dict[str, Any]]:
         """The values before the first error."""

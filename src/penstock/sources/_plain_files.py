@@ -115,7 +115,7 @@ def read_text_rows(split: Split, options: SourceOptions, place: int | None) -> I
         if len(data) > options.max_record_bytes:
             limit = options.max_record_bytes
             raise FormatError(f"{split.path}: the file has more than max_record_bytes={limit:,} bytes.")
-        yield _decode_each([without_mark(data, split.path)], 0, split.path, options)
+        yield _decode_each([without_mark(data, split.path)], 0, len(data), split.path, options)
         return
     for block in record_blocks(split, options, _separator(options), place, on_long="raise"):
         yield _decode_block(block, split.path, options)
@@ -151,12 +151,12 @@ def _split(data: bytes, separator: bytes) -> Any:
 
 def _decode_block(block: Block, path: str, options: SourceOptions) -> Rows:
     separator = _separator(options)
-    data = _content(block, path, separator)
+    data, end = _content(block, path, separator), block.offset + len(block.data)
     try:
         texts = data.decode(options.encoding).split(separator.decode(options.encoding))
     except UnicodeDecodeError:
-        return _decode_each(_without_end(data.split(separator)), block.offset, path, options)
-    return Rows(block.offset, [{"text": text} for text in _without_end(texts)])
+        return _decode_each(_without_end(data.split(separator)), block.offset, end, path, options)
+    return Rows(block.offset, [{"text": text} for text in _without_end(texts)], end=end)
 
 
 def _without_end(documents: list[_Document]) -> list[_Document]:
@@ -164,7 +164,7 @@ def _without_end(documents: list[_Document]) -> list[_Document]:
     return documents if documents[-1] else documents[:-1]
 
 
-def _decode_each(documents: list[bytes], offset: int, path: str, options: SourceOptions) -> Rows:
+def _decode_each(documents: list[bytes], offset: int, end: int, path: str, options: SourceOptions) -> Rows:
     values, errors = [], []
     for row, document in enumerate(documents):
         try:
@@ -172,7 +172,7 @@ def _decode_each(documents: list[bytes], offset: int, path: str, options: Source
         except UnicodeDecodeError as error:
             message = f"document {row}, counted from byte {offset:,}, is not {options.encoding}: {error.reason}."
             errors.append(RowError(path, row, "invalid_utf8", message))
-    return Rows(offset, values, tuple(errors))
+    return Rows(offset, values, tuple(errors), end=end)
 
 
 def _records_of_files(batch: FileBatch, split: Split, options: SourceOptions) -> Records:
