@@ -14,7 +14,8 @@
 `penstock.Dataset` adds the verbs that make plans, so it stands in `plan`, one line up.
 
 May import: `errors`, `filesystem`, `identity`, `order`, `remote`, `report`, `schema`, `shards`. Imported by: `cli`,
-`plan`, `preparation`, `tuning`. Holds no state.
+`plan`, `preparation`, `tuning`. Holds state: remote datasets are kept on the
+node, in its scratch or the user's cache folder.
 """
 
 from penstock.dataset._joined import ConcatStorage, check_classes, check_concat, check_zip, lasting_attributes
@@ -25,8 +26,11 @@ from penstock.dataset._location import (
     ForeignLocation,
     JoinedLocation,
     Location,
+    RemoteLocation,
     UnfoldedLocation,
+    default_cache,
     find_earlier,
+    open_store_folder,
 )
 from penstock.dataset._push import (
     Pushed,
@@ -72,6 +76,7 @@ __all__ = [
     "JoinedLocation",
     "Location",
     "Pushed",
+    "RemoteLocation",
     "RemoteManifest",
     "Sample",
     "SampleKeys",
@@ -90,6 +95,7 @@ __all__ = [
     "check_destination_url",
     "check_mask_lengths",
     "check_zip",
+    "default_cache",
     "element_layers",
     "find_earlier",
     "find_samples",
@@ -98,6 +104,7 @@ __all__ = [
     "lasting_attributes",
     "mask_column",
     "mask_stream",
+    "open_store_folder",
     "packed_column",
     "parcel_of",
     "push",

@@ -21,8 +21,8 @@ from typing import Any
 
 from penstock.dataset._stage import OnProgress
 from penstock.errors import DatasetExists, FormatError, ObjectMissing, WriterBusy, counted
-from penstock.filesystem import local_path
-from penstock.remote import Parcel, Sender, Store, check_url, connect, is_url
+from penstock.filesystem import is_url, local_path
+from penstock.remote import Parcel, Sender, Store, check_url, connect
 from penstock.shards import (
     MANIFEST_NAME,
     Manifest,

@@ -8,8 +8,9 @@
 
 Knows nothing of shards or columns.
 
-May import: `errors`. Imported by: `cli`, `dataset`, `doctor`, `loader`, `plan`, `preparation`, `shards`, `sources`,
-`transforms`, `tuning`. Holds state: the locks held by this process, weakly, so that a forked child lets go of them.
+May import: `errors`. Imported by: `cli`, `dataset`, `doctor`, `loader`, `plan`, `preparation`, `remote`, `shards`,
+`sources`, `transforms`, `tuning`. Holds state: the locks held by this process, weakly, so that a forked child lets go
+of them.
 """
 
 from penstock.filesystem._durable import (
@@ -24,7 +25,14 @@ from penstock.filesystem._durable import (
     sync_directory,
 )
 from penstock.filesystem._guard import DirectoryLock, OpenFolder, check_trusted, lock_holder
-from penstock.filesystem._paths import filesystem_type, is_network_filesystem, local_path, matching_paths, similar_path
+from penstock.filesystem._paths import (
+    filesystem_type,
+    is_network_filesystem,
+    is_url,
+    local_path,
+    matching_paths,
+    similar_path,
+)
 from penstock.filesystem._readers import FileReader, MappedFile, PositionedFile, open_regular, read_small
 
 __all__ = [
@@ -39,6 +47,7 @@ __all__ = [
     "create_file",
     "filesystem_type",
     "is_network_filesystem",
+    "is_url",
     "local_path",
     "lock_holder",
     "make_directory",

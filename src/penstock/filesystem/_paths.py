@@ -77,6 +77,12 @@ def _expand_braces(pattern: str) -> list[Path]:
     return [path for part in parts for path in _expand_braces(f"{before}{part}{after}")]
 
 
+def is_url(path: str | os.PathLike[str]) -> bool:
+    """Whether `path` is a URL of a store, not a path of this machine."""
+    text = os.fspath(path)
+    return "://" in text and not text.startswith("file://")
+
+
 def similar_path(path: str | os.PathLike[str]) -> str:
     """A question to end a message with, if nothing is at `path` but something has a similar name; otherwise nothing.
 

@@ -13,10 +13,12 @@ A slot returns to its pool when the last array or tensor on it dies. When a work
 go to its replacement: they are pure functions, so it does no harm to compute one twice.
 An engine computes any work; nothing here knows torch.
 
-May import: `errors`, `filesystem`, `plan`, `report`, `schema`, `shapes`, `workers`. Imported by: `integrations`,
-`pytorch`, `service`, `tuning`. Holds state: the thread engines of this process, weakly, to close them at exit.
+May import: `errors`, `filesystem`, `machine`, `plan`, `remote`, `report`, `schema`, `shapes`, `workers`. Imported
+by: `integrations`, `pytorch`, `service`, `tuning`. Holds state: the thread engines of this process, weakly, to close
+them at exit.
 """
 
+from penstock.loader._ahead import FetchAhead
 from penstock.loader._engine import Engine, Result, Wait, WaitedTooLong, WorkerKind
 from penstock.loader._engines import make_engine
 from penstock.loader._layout import Batch, BatchLayout, PlacedArray, PlacedRagged, Template
@@ -48,6 +50,7 @@ __all__ = [
     "Bundle",
     "Cursor",
     "Engine",
+    "FetchAhead",
     "Item",
     "LoaderStatistics",
     "Pipeline",

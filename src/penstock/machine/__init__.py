@@ -13,8 +13,8 @@
 What the kernel does not offer, or a container may not read, is None or NaN, never an error. Nothing here knows
 about loaders, and nothing draws.
 
-May import: nothing. Imported by: `doctor`, `preparation`, `pytorch`, `service`, `tuning`, `watching`, `workers`.
-Holds no state.
+May import: nothing. Imported by: `doctor`, `loader`, `preparation`, `pytorch`, `service`, `tuning`, `watching`,
+`workers`. Holds no state.
 """
 
 from penstock.machine._events import EventKind, EventWriter, no_events, read_events

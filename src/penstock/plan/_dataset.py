@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, SupportsIndex, overload
+from typing import Any, NoReturn, SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -378,9 +378,11 @@ def _refuse_draws(stages: Stages, cut: Window | Pack) -> None:
 def _pack(samples: Samples, cut: Pack, shuffle: Shuffle | None) -> PackedRows:
     """Packed rows, whose number is looked up, or counted now."""
     packed_column(samples.schema, cut.column)
-    edges = lane_edges(shuffle, sample_layers(samples, (cut.column,)), len(samples))
+    layers = sample_layers(samples, (cut.column,))
+    edges = lane_edges(shuffle, layers, len(samples))
+    is_remote = any(layer.folder.supply is not None for layer in layers)
     index = find_pack_index(
-        functools.partial(read_costs, samples, cut),
+        functools.partial(_refuse_counting, cut) if is_remote else functools.partial(read_costs, samples, cut),
         len(samples),
         cut.settings,
         column=" ".join(cut.counted),
@@ -389,3 +391,12 @@ def _pack(samples: Samples, cut: Pack, shuffle: Shuffle | None) -> PackedRows:
         edges=edges,
     )
     return PackedRows(samples, cut, shuffle, index)
+
+
+def _refuse_counting(cut: Pack, begin: int, end: int) -> NoReturn:
+    """In place of reading lengths: it would have a whole remote dataset fetched."""
+    raise StageError(
+        f"pack({cut.settings.length}): counting its rows takes the lengths of all documents, so the whole dataset "
+        f"would be fetched first. Prepare it with pack={cut.settings.length} (`penstock prepare --pack "
+        f"{cut.settings.length}`), which stores the number of rows, or stage it on this node."
+    )

@@ -23,12 +23,14 @@ from penstock.dataset import (
     FolderLocation,
     ForeignLocation,
     JoinedLocation,
+    RemoteLocation,
     SplitPart,
     check_concat,
     find_earlier,
+    open_store_folder,
 )
 from penstock.errors import DatasetChanged, FormatError, PenstockError, StorageError, check_choice, whole_number
-from penstock.filesystem import local_path, read_small, similar_path
+from penstock.filesystem import is_url, local_path, read_small, similar_path
 from penstock.identity import import_function
 from penstock.plan._dataset import Dataset
 from penstock.plan._mix import mix
@@ -65,13 +67,16 @@ def open_dataset(
     as_of: str | Mapping[str, Any] | None = None,
     columns: Sequence[str] | Mapping[str, str] | None = None,
     on_error: OnFault = "raise",
+    cache: str | os.PathLike[str] | None = None,
+    cache_bytes: int | None = None,
 ) -> Dataset:
-    """Open a dataset folder, or adopt what other programs wrote, where it is: tars of WebDataset, folders and objects
-    of Hugging Face `datasets`, `.arrow` files, a `.npy`, raw `.bin` or Megatron `.bin/.idx` file.
+    """Open a dataset, in a folder or at a URL, or adopt what other programs wrote, where it is: tars of WebDataset,
+    folders and objects of Hugging Face `datasets`, `.arrow` files, a `.npy`, raw `.bin` or Megatron `.bin/.idx` file.
 
     Args:
-        path: The folder, or the file; for tars and Arrow also a pattern ("train-{000..099}.tar", "*.arrow"), a list,
-            or a memory-mapped `datasets.Dataset`.
+        path: The folder, the file, or a URL such as "s3://bucket/corpus"; for tars and Arrow also a pattern
+            ("train-{000..099}.tar", "*.arrow"), a list, or a memory-mapped `datasets.Dataset`. Of a remote dataset only
+            the manifest is fetched now, and its shards when they are needed, or ahead of a loader.
         io: "map" maps files into memory; "pread" reads them, which survives a server that goes away;
             "auto" maps, except on network file systems.
         check: "window" checks each stretch of data before its first use; "open" checks all of it now;
@@ -86,11 +91,16 @@ def open_dataset(
             {"jpg": "bytes", "id": "bytes"}.
         on_error: Samples of tars or Arrow files in which something is missing, doubled or out of order: "raise", or
             "skip" to leave them out, counted in `attributes`.
+        cache: For URLs: a folder on this node's own storage that keeps what was fetched, for all its processes; by
+            default on the node's scratch if the environment names one, else in the user's cache folder.
+        cache_bytes: For URLs: what the cache may take; by default four fifths of what is free. All datasets in the
+            folder share it.
 
     Raises:
         DatasetChanged: it was not only appended to since `as_of`.
         IncompleteDataset: nothing finished is at `path`.
         FormatError: what is there is damaged, hostile, or of a newer version.
+        StoreError: an object store refuses, for the reason that the message gives.
 
     >>> import numpy as np, tempfile, penstock
     >>> path = tempfile.mkdtemp() + "/train.bin"
@@ -106,6 +116,15 @@ def open_dataset(
         paths = list(path)
     else:
         return _open_object(path, columns, on_error)
+    if is_url(paths[0]):
+        described = {"format": format, "dtype": dtype, "shape": shape, "column": column, "columns": columns}
+        if unfit := [name for name, value in {**described, "offset": offset or None}.items() if value is not None]:
+            raise ValueError(
+                f"{paths[0]} is read as a prepared dataset, which describes itself: leave out {unfit[0]}=."
+            )
+        return _open_remote(os.fspath(paths[0]), io, check, cache, cache_bytes, as_of)
+    if cache is not None or cache_bytes is not None:
+        raise ValueError(f"cache= and cache_bytes= are for URLs; {paths[0]} is read where it is.")
     given = [str(local_path(each, "a dataset").absolute()) for each in paths]
     kind = _resolve_format(given, format)
     absolute = Path(given[0])
@@ -139,6 +158,25 @@ def open_dataset(
     skipped = whole_number("open", "offset", offset)
     location = ForeignLocation(path=absolute, format=kind, column=name, dtype=number, shape=sizes, offset=skipped)
     return Dataset(location)
+
+
+def _open_remote(
+    url: str,
+    io: Io,
+    check: Check,
+    cache: str | os.PathLike[str] | None,
+    cache_bytes: int | None,
+    as_of: str | Mapping[str, Any] | None,
+) -> Dataset:
+    root = None if cache is None else local_path(cache, "a cache").absolute()
+    budget = None if cache_bytes is None else whole_number("open", "cache_bytes", cache_bytes, at_least=1)
+    folder = open_store_folder(url, root, budget)
+    earlier = None if as_of is None else find_earlier(folder.path, as_of)
+    return Dataset(
+        RemoteLocation(
+            url=url.rstrip("/"), folder=folder, io=io, check=check, cache=root, cache_bytes=budget, as_of=earlier
+        )
+    )
 
 
 def from_arrays(arrays: Mapping[str, Any]) -> Dataset:

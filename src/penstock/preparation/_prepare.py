@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from penstock.errors import FormatError
-from penstock.filesystem import local_path, read_small, similar_path
+from penstock.filesystem import is_url, local_path, read_small, similar_path
 from penstock.preparation._parts import check_destination, plan_parts
 from penstock.preparation._prepared import Prepared, sum_parts
 from penstock.preparation._progress import OnProgress
@@ -24,7 +24,6 @@ from penstock.preparation._shipping import check_shippable, naming
 from penstock.preparation._specification import EngineName, OnError, Origins, Settings
 from penstock.preparation._survey import Request
 from penstock.preparation._work_folder import folder_of
-from penstock.remote import is_url
 from penstock.shapes import find_mismatch
 from penstock.shards import classes_of, read_manifest
 from penstock.sources import SourceOptions

@@ -30,10 +30,17 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from penstock.errors import FormatError, PenstockError
-from penstock.filesystem import AlignedBuffers, DirectFile, OpenFolder, PositionedFile, local_path, storage_errors
+from penstock.filesystem import (
+    AlignedBuffers,
+    DirectFile,
+    OpenFolder,
+    PositionedFile,
+    is_url,
+    local_path,
+    storage_errors,
+)
 from penstock.preparation._records import KEY, SHELVES, TaskRecord
 from penstock.preparation._specification import Specification
-from penstock.remote import is_url
 from penstock.schema import Schema
 from penstock.shapes import COUNT, find_mismatch
 from penstock.shards import write_hollow

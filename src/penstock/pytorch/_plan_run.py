@@ -193,7 +193,7 @@ class PlanRun:
                 if found is None:
                     break
                 progress.hand_over(found[0], loop)
-                workers.step()
+                workers.step(progress.row)
                 batch = found[1]
                 del found
                 if replaces_rows:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from penstock.loader import (
     Engine,
+    FetchAhead,
     LoaderStatistics,
     Pipeline,
     PlanWork,
@@ -48,6 +49,8 @@ class PlanWorkers:
         """In one item, as a worker computes it."""
         self._tuning = self._make_tuning()
         self._pipeline: Pipeline | None = None
+        self._ahead: FetchAhead | None = None
+        """What has remote data fetched for the running loop."""
         self._engine: Engine | None = None
         self._remote: RemoteEngine | None = None
         """The engine, if it is that of servers."""
@@ -78,6 +81,7 @@ class PlanWorkers:
 
     def begin(self, pipeline: Pipeline, row: int, loop: Loop, *, rank: int, world_size: int) -> None:
         """Have the batches of a loop computed, from a row on."""
+        self._fetch_ahead(row, loop.end, rank, world_size)
         items = plan_items(
             self._plan,
             row,
@@ -93,10 +97,22 @@ class PlanWorkers:
         if self._tuning is not None:
             self._tuning.begin(self._num_ahead)
 
-    def step(self) -> None:
-        """A batch is about to be handed over."""
+    def step(self, row: int) -> None:
+        """A batch is about to be handed over, and `row` is the first after it."""
+        if self._ahead is not None:
+            self._ahead.row = row
         if self._tuning is not None:
             self._tuning.step()
+
+    def _fetch_ahead(self, row: int, end: int | None, rank: int, world_size: int) -> None:
+        """Have remote data fetched for a loop, in place of the one before."""
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None
+        if self.kind != "remote":  # servers fetch for themselves
+            self._ahead = FetchAhead.of(
+                self._plan, row=row, end=end, rank=rank, world_size=world_size, num_ahead=self._num_ahead
+            )
 
     def set_workers(self, num_workers: int) -> None:
         if type(num_workers) is not int or num_workers < 1:
@@ -138,6 +154,9 @@ class PlanWorkers:
         """Stop the workers; the next loop starts them again."""
         if self._tuning is not None:
             self._tuning.close()
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None
         pipeline, self._pipeline, self._engine, self._remote = self._pipeline, None, None, None
         if pipeline is not None:
             pipeline.close()

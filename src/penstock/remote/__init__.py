@@ -1,28 +1,48 @@
-"""Datasets in object stores: which shards a run needs and when, and the stores that have them.
+"""Datasets in object stores: which shards a run needs and when, the stores that have them, what a node keeps of them.
 
-    Uses, choose_evictions   what to fetch next and what to evict, as pure functions              _uses
     open_store(url)          objects and ranges under one URL, through obstore or fsspec          _store
     connect(url)             the same for programs that fork: the client in a process of its own  _apart
     Sender(store)            files on their way there, checked and counted                        _send
+    Uses, choose_evictions   what to fetch next and what to evict, as pure functions              _uses
+    Downloader               ranges of objects: in parallel, asked again, asked twice             _download
+    Cache                    whole files on this node, within a budget, shared by its processes   _cache
+    Fetcher                  the process that fetches them: on request, and ahead of runs         _fetcher
+    RemoteFolder             a dataset in the cache, as any process sees it                       _client
 
-May import: `errors`, `workers`. Imported by: `dataset`, `plan`, `preparation`. Holds no state.
+    reader ── a file is missing ──► RemoteFolder ── socket ──► Fetcher ── Downloader ──► Store
+      ▲                                                           │
+      └────────────── opens the file, by its name ◄── Cache ◄─────┘
+
+May import: `errors`, `filesystem`, `workers`. Imported by: `dataset`, `loader`, `plan`, `preparation`. Holds state: the
+address of this process's fetcher, and the process if it started it.
 """
 
 from penstock.remote._apart import connect
+from penstock.remote._cache import Cache, CachedDataset
+from penstock.remote._client import RemoteFolder, open_remote
+from penstock.remote._download import Downloader, Traffic
+from penstock.remote._fetcher import CacheFolder, Contents
 from penstock.remote._send import Parcel, Sender
-from penstock.remote._store import Head, Store, check_url, is_url, open_store
+from penstock.remote._store import Head, Store, check_url, open_store
 from penstock.remote._uses import NEVER, Uses, choose_evictions
 
 __all__ = [
     "NEVER",
+    "Cache",
+    "CacheFolder",
+    "CachedDataset",
+    "Contents",
+    "Downloader",
     "Head",
     "Parcel",
+    "RemoteFolder",
     "Sender",
     "Store",
+    "Traffic",
     "Uses",
     "check_url",
     "choose_evictions",
     "connect",
-    "is_url",
+    "open_remote",
     "open_store",
 ]

@@ -99,12 +99,6 @@ class Store(Protocol):
         ...
 
 
-def is_url(path: str | os.PathLike[str]) -> bool:
-    """Whether `path` is a URL of a store, not a path of this machine."""
-    text = os.fspath(path)
-    return "://" in text and not text.startswith("file://")
-
-
 def check_url(url: str) -> str:
     """The URL of a prefix as it is written everywhere: without a slash at its end.
 

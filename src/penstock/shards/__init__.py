@@ -24,6 +24,7 @@ from penstock.shards._arrays import (
     storage_of_arrays,
 )
 from penstock.shards._arrow import ArrowStorage
+from penstock.shards._contents import DatasetContents, read_contents
 from penstock.shards._convert import content_columns, hash_samples, hash_texts
 from penstock.shards._folder import Check, ShardFolder, find_faults, verify
 from penstock.shards._foreign import FilesFormat, OnFault, guess_files_format, open_files
@@ -39,6 +40,7 @@ from penstock.shards._manifest import (
     read_manifest,
     tokenizers_of,
 )
+from penstock.shards._open_shards import Supply
 from penstock.shards._provenance import (
     ORIGIN_COLUMN,
     ORIGIN_SPEC,
@@ -63,6 +65,7 @@ __all__ = [
     "ArrayStorage",
     "ArrowStorage",
     "Check",
+    "DatasetContents",
     "DatasetWriter",
     "FilesFormat",
     "ForeignFormat",
@@ -79,6 +82,7 @@ __all__ = [
     "Spans",
     "SplitOrigin",
     "Storage",
+    "Supply",
     "Workspace",
     "checksum",
     "classes_of",
@@ -102,6 +106,7 @@ __all__ = [
     "origins_to_json",
     "pack_provenance",
     "parse_manifest",
+    "read_contents",
     "read_lengths",
     "read_manifest",
     "read_provenance",

@@ -130,7 +130,7 @@ class ChecksumBlocks:
     def check_block(self, tensor: Tensor, block: int) -> None:
         """Check one block of a tensor, even if it was checked before."""
         begin, end = block * BLOCK_BYTES, min((block + 1) * BLOCK_BYTES, tensor.num_bytes)
-        if checksum(self.read(tensor, begin, end)) != self._checksums()[tensor.first_block + block]:
+        if checksum(self.read(tensor, begin, end)) != self.checksums()[tensor.first_block + block]:
             start = self._data_start + tensor.begin
             raise CorruptionError(
                 f"{self._file.path}: block {block} of tensor {tensor.name!r} (bytes {start + begin:,} to "
@@ -177,7 +177,7 @@ class ChecksumBlocks:
         """Whether whole blocks match their checksums, in one call without the GIL; False if the last is not whole."""
         if last * BLOCK_BYTES > tensor.num_bytes:
             return False
-        expected = self._checksums()[tensor.first_block + first : tensor.first_block + last]
+        expected = self.checksums()[tensor.first_block + first : tensor.first_block + last]
         found = checksum(self.read(tensor, first * BLOCK_BYTES, last * BLOCK_BYTES))
         return found == join_checksums(expected)
 
@@ -197,7 +197,8 @@ class ChecksumBlocks:
             return False
         return True
 
-    def _checksums(self) -> list[int]:
+    def checksums(self) -> list[int]:
+        """The checksum of each block, tensor by tensor; `CorruptionError` if they are damaged themselves."""
         if self._table is None:
             tensor = self._layout.tensors[CHECKSUMS]
             start = self._data_start + tensor.begin

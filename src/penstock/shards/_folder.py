@@ -26,7 +26,7 @@ from penstock.shards._blocks import WINDOW_BYTES
 from penstock.shards._gather import gather_fixed, gather_lengths, gather_ragged, gather_spans, gather_stream
 from penstock.shards._layout import CHECKSUMS, num_blocks
 from penstock.shards._manifest import FileEntry, Manifest, ShardEntry, read_manifest
-from penstock.shards._open_shards import OpenShards, pieces
+from penstock.shards._open_shards import OpenShards, Supply, pieces
 from penstock.shards._provenance import read_provenance, verify_provenance
 from penstock.shards._shard import Io, Shard, changed, resolve_io
 from penstock.shards._storage import Spans, check_span, nest
@@ -42,9 +42,16 @@ class ShardFolder:
     """
 
     def __init__(
-        self, path: Path, *, io: Io, check: Check, fingerprint: str | None = None, as_of: str | None = None
+        self,
+        path: Path,
+        *,
+        io: Io,
+        check: Check,
+        fingerprint: str | None = None,
+        as_of: str | None = None,
+        supply: Supply | None = None,
     ) -> None:
-        self.path, self._as_of = path, as_of
+        self.path, self._as_of, self.supply = path, as_of, supply
         """`as_of` is the fingerprint of the first few shards; the folder is read as if it had only those."""
         self.manifest: Manifest = self._read_manifest()
         self.fingerprint = self.manifest.fingerprint
@@ -53,7 +60,7 @@ class ShardFolder:
         self.schema: Schema = self.manifest.schema
         self.io: Literal["map", "pread"] = resolve_io(io, path)
         self.check: Check = check
-        self.shards = OpenShards(path, self.manifest, io=self.io, is_trusted=check == "never")
+        self.shards = OpenShards(path, self.manifest, io=self.io, is_trusted=check == "never", supply=supply)
         self.starts = self.shards.starts
         self.num_samples = self.shards.num_samples
         if check == "open":
@@ -67,6 +74,8 @@ class ShardFolder:
 
     def read_ragged(self, column: Column, indices: NDArray[np.int64]) -> Ragged:
         """Samples of a ragged column, side by side."""
+        if self.supply is not None:
+            self.shards.open_all(indices)
         return nest(column, (self._read_stored(part, indices) for part in column.stored), self.path)
 
     def _read_stored(self, column: Column, indices: NDArray[np.int64]) -> Ragged:
@@ -112,6 +121,8 @@ class ShardFolder:
         manifest = self._read_manifest()  # read again: the same samples may have been prepared from other files
         if manifest.fingerprint != self.fingerprint:
             raise changed(self.path, manifest.fingerprint, self.fingerprint)
+        if self.supply is not None and manifest.provenance is not None:
+            self.supply.obtain(manifest.provenance.name)
         return read_provenance(self.path, manifest)
 
     def _read_manifest(self) -> Manifest:
@@ -145,7 +156,7 @@ class ShardFolder:
 
     def will_need(self, column: Column, begin: int, end: int) -> None:
         """Tell the kernel that samples `begin` to `end` of a column are needed soon."""
-        for number, first, last in self.shards.ranges(begin, end):
+        for number, first, last in self._at_hand(begin, end):
             shard = self.shards.open_shard(number)
             shard.file.check_size()
             for part in column.stored:
@@ -153,11 +164,14 @@ class ShardFolder:
 
     def dont_need(self, column: Column, begin: int, end: int) -> None:
         """Tell the kernel that samples `begin` to `end` of a column are no longer needed."""
-        for number, first, last in self.shards.ranges(begin, end):
+        for number, first, last in self._at_hand(begin, end):
             shard = self.shards.open_shard(number)
             shard.file.check_size()
             for part in column.stored:
                 shard.dont_need(part, first, last)
+
+    def _at_hand(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+        return (each for each in self.shards.ranges(begin, end) if self.shards.is_at_hand(each[0]))
 
     def check_samples(self, column: Column, begin: int, end: int) -> None:
         """Check samples `begin` to `end` of a column now, so that no read has to."""

@@ -38,6 +38,7 @@ def gather_fixed(source: InMemory, column: Column, indices: NDArray[np.int64], o
         place = _kernels.gather(table.rows, source.starts, slot, indices, place, rows, like)
         if place == -1:
             return
+        del table  # or it would keep others from evicting what it holds, while this waits for a shard
         source.prepare(column, _index_at(source, indices, place))
 
 
@@ -67,6 +68,7 @@ def gather_lengths(source: InMemory, column: Column, indices: NDArray[np.int64])
         place = _kernels.measure(table.rows, source.starts, slot, indices, place, lengths)
         if place == -1:
             return lengths
+        del table
         source.prepare(column, int(indices[place]))
 
 
@@ -81,6 +83,7 @@ def gather_spans(source: InMemory, column: Column, spans: Spans, out: NDArray[An
         )
         if place == -1:
             return
+        del table
         index = int(spans.indices[place])
         source.prepare(column, index)
         check_span(int(spans.firsts[place]), int(spans.sizes[place]), source.sample_length(column, index))
@@ -95,6 +98,7 @@ def gather_stream(source: InMemory, column: Column, firsts: NDArray[np.int64], o
         place = _kernels.gather_stream(table.rows, starts, slot, firsts, place, out, like)
         if place == -1:
             return
+        del table
         first = int(firsts[place])
         source.prepare_elements(column, first, first + out.shape[1])
 

@@ -20,6 +20,7 @@ import bisect
 import os
 import resource
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.errors import FormatError
 from penstock.filesystem import MappedFile
 from penstock.schema import Column, offsets_of
 from penstock.shards._blocks import Checks
@@ -37,12 +39,38 @@ from penstock.shards._manifest import Manifest
 from penstock.shards._shard import Shard, fill_row, open_file
 from penstock.shards._storage import READY, STATE, Table, column_slots, from_front
 
+_LOOK_SECONDS = 0.1
+
+
+class Supply(Protocol):
+    """Has the files of a folder appear in it when they are needed, and removes some again that are not."""
+
+    def obtain(self, name: str) -> None:
+        """Return when the file is there; it may be removed again until it is held."""
+        ...
+
+    def hold(self, descriptor: int) -> bool:
+        """Keep an open file until it is closed; False if it was removed before."""
+        ...
+
+    def is_evicted(self, name: str) -> bool:
+        """Whether a file should be closed, so that it can be removed."""
+        ...
+
 
 class OpenShards:
     """Opens a shard when it is first needed; if `is_trusted`, blocks are never checked."""
 
-    def __init__(self, path: Path, manifest: Manifest, *, io: Literal["map", "pread"], is_trusted: bool) -> None:
-        self._path = path
+    def __init__(
+        self,
+        path: Path,
+        manifest: Manifest,
+        *,
+        io: Literal["map", "pread"],
+        is_trusted: bool,
+        supply: Supply | None = None,
+    ) -> None:
+        self._path, self.supply = path, supply
         self._manifest = manifest
         self.slots = column_slots(manifest.schema)
         self.starts = offsets_of([shard.num_samples for shard in manifest.shards])
@@ -60,6 +88,7 @@ class OpenShards:
         """Close every shard; the next read opens what it needs."""
         self._lock = threading.Lock()
         self._shards: dict[int, Shard] = {}
+        self._is_watched = False
         self.table = Table.empty(len(self._manifest.shards), len(self._manifest.schema.stored))
 
     def find(self, index: int) -> tuple[int, int]:
@@ -91,17 +120,19 @@ class OpenShards:
             FormatError: the shard is missing or is not what the manifest says.
         """
         shard = self._shards.get(number)
-        if shard is None:
+        while shard is None:
             OPEN_FILES.make_room()
+            if self.supply is not None:
+                self._watch_evictions()
+                self.supply.obtain(self._manifest.shards[number].name)
             with self._lock:
-                shard = self._shards.get(number)
-                if shard is None:
-                    shard = self._open(number)
-                    self._shards[number] = shard
-                    OPEN_FILES.opened(self, number)
-                    if isinstance(shard.file, MappedFile):
-                        fill_row(self.table, number, shard, self.slots, is_trusted=self.is_trusted)
+                shard = self._shards.get(number) or self._open(number)
         return shard
+
+    def open_all(self, indices: NDArray[np.int64]) -> None:
+        """Open what samples need, so that a read which holds on to some shards does not wait for others."""
+        for number in np.unique(self.locate(indices)[0]).tolist():
+            self.open_shard(number)
 
     def close_shards(self, numbers: set[int]) -> None:
         """Forget these shards; their files close when the last reader is done with them."""
@@ -111,6 +142,25 @@ class OpenShards:
             held = {number: shard for number, shard in self.table.held.items() if number not in numbers}
             self._shards = {number: shard for number, shard in self._shards.items() if number not in numbers}
             self.table = Table(rows, held)
+
+    def close_evicted(self) -> None:
+        """Forget the shards that take the room of others."""
+        if self.supply is not None:
+            names = {number: self._manifest.shards[number].name for number in list(self._shards)}
+            if evicted := {number for number, name in names.items() if self.supply.is_evicted(name)}:
+                self.close_shards(evicted)
+
+    def _watch_evictions(self) -> None:
+        """Look now and then for shards to close: a reader that waits, or has nothing to do, keeps none from others."""
+        if not self._is_watched:
+            self._is_watched = True
+            threading.Thread(
+                target=_close_evicted, args=(weakref.ref(self),), name="penstock-evicted", daemon=True
+            ).start()
+
+    def is_at_hand(self, number: int) -> bool:
+        """Whether a shard can be opened without waiting for it to be fetched."""
+        return self.supply is None or number in self._shards
 
     def lengths(self, column: Column, begin: int, end: int) -> NDArray[np.int64]:
         """Lengths of samples `begin` to `end` of a ragged column."""
@@ -124,7 +174,7 @@ class OpenShards:
     def _offsets(self, number: int, column: Column, first: int, last: int) -> NDArray[np.int64]:
         """Where samples `first` to `last` of a shard begin, and where the last ends; only parts of a shard open it."""
         entry = self._manifest.shards[number]
-        if number not in self._shards and last - first == entry.num_samples:
+        if number not in self._shards and last - first == entry.num_samples and self.supply is None:
             path = f"{self._path}/{entry.name}"
             found = read_offsets(path, entry, self._manifest.schema, column, is_trusted=self.is_trusted)
             if found is not None:
@@ -197,9 +247,17 @@ class OpenShards:
                 if self._shards.get(number) is shard:
                     self.table.rows[number, self.slots[column.name] + STATE] = READY
 
-    def _open(self, number: int) -> Shard:
+    def _open(self, number: int) -> Shard | None:
+        """Open a shard and note it, under the lock; None if it was removed again before it was open."""
         entry = self._manifest.shards[number]
-        file = open_file(self._path, entry.name, io=self._io, fingerprint=self._fingerprint)
+        try:
+            file = open_file(self._path, entry.name, io=self._io, fingerprint=self._fingerprint)
+        except FormatError:
+            if self.supply is None:
+                raise
+            return None
+        if self.supply is not None and not self.supply.hold(file.descriptor):
+            return None
         shard = Shard(file, entry, self._manifest.schema)
         checks = shard.blocks.checks
         known = self._checks.setdefault(number, checks)
@@ -207,12 +265,26 @@ class OpenShards:
             shard.blocks.checks = known
         else:
             self._checks[number] = checks
+        self._shards[number] = shard
+        OPEN_FILES.opened(self, number)
+        if isinstance(shard.file, MappedFile):
+            fill_row(self.table, number, shard, self.slots, is_trusted=self.is_trusted)
         return shard
 
     def _value_starts(self, column: Column) -> NDArray[np.int64]:
         if not column.is_ragged:
             return self.starts
         return offsets_of([shard.num_values[column.name] for shard in self._manifest.shards])
+
+
+def _close_evicted(reference: weakref.ref[OpenShards]) -> None:
+    while True:
+        time.sleep(_LOOK_SECONDS)
+        shards = reference()
+        if shards is None:
+            return
+        shards.close_evicted()
+        del shards
 
 
 class Closing(Protocol):

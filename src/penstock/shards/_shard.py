@@ -194,14 +194,14 @@ def resolve_io(io: Io, path: Path) -> Literal["map", "pread"]:
     return io
 
 
-def open_file(folder: Path, name: str, *, io: Literal["map", "pread"], fingerprint: str) -> FileReader:
+def open_file(folder: Path, name: str, *, io: Literal["map", "pread"], fingerprint: str) -> MappedFile | PositionedFile:
     """Open shard `name` of the dataset that has `fingerprint`.
 
     Raises:
         DatasetChanged: the dataset was overwritten, moved or removed.
         FormatError: the shard is missing.
     """
-    kind = MappedFile if io == "map" else PositionedFile
+    kind: type[MappedFile | PositionedFile] = MappedFile if io == "map" else PositionedFile
     try:
         return kind(folder / name)
     except (FileNotFoundError, NotADirectoryError):

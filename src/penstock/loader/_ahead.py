@@ -1,0 +1,140 @@
+"""What a loop over remote data will read, told to the process that fetches it.
+
+    plan.uses: the shards of the next epoch, and between which rows ── announce ──► fetcher
+    the row that the loop has reached, four times a second          ── progress ──►
+
+All ranks of the node are meant, so whoever fetches a shard fetches it for all, and none evicts what another needs.
+A thread looks after it. Its failures cost time and no batch: readers ask for what is missing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self, cast
+
+import numpy as np
+
+from penstock.errors import PenstockError, StorageError
+from penstock.machine import ranks_on_node
+from penstock.plan import Plan
+
+if TYPE_CHECKING:
+    from penstock.remote import RemoteFolder, Uses
+
+_SECONDS = 0.25
+_MOST_USES = 1 << 18
+"""A schedule of so many takes 10 MB; it reaches less far where shards are read in many places."""
+_PROBED_SHARE = 64
+_SLACK_BATCHES = 4
+"""How far other ranks may be behind."""
+
+_log = logging.getLogger(__name__)
+
+
+class FetchAhead:
+    """Has the shards of one loop fetched before they are read, from `begin` on until it is closed.
+
+    Args:
+        num_ahead: Batches that are computed ahead.
+    """
+
+    @classmethod
+    def of(cls, plan: Plan, **settings: Any) -> Self | None:
+        """For a loop over a plan, with the other arguments; None if nothing of it is remote."""
+        return cls(plan, **settings) if any(each.supply is not None for each in plan.shard_folders) else None
+
+    def __init__(self, plan: Plan, *, row: int, end: int | None, rank: int, world_size: int, num_ahead: int) -> None:
+        self._plan, self._end = plan, end
+        self._ranks, self._world_size = _ranks_of_node(rank, world_size), world_size
+        self._folders = [each for each in plan.shard_folders if each.supply is not None]
+        self._supplies = tuple(cast("RemoteFolder", each.supply) for each in self._folders)
+        self._slack = _SLACK_BATCHES * plan.global_size
+        self._reach = self._slack + num_ahead * plan.global_size
+        self._key, self.row = secrets.token_hex(8), row
+        self._announced_at = row
+        self._horizon = self._find_horizon(row)
+        self._is_over = threading.Event()
+        self._announce()
+        self._thread = threading.Thread(target=self._run, name="penstock-ahead", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Fetch no more for this loop."""
+        self._is_over.set()
+
+    def counts(self) -> dict[str, float]:
+        """What was fetched since this process opened remote data."""
+        return self._supplies[0].read_counts()
+
+    def _run(self) -> None:
+        told = -1
+        while not self._is_over.wait(_SECONDS):
+            try:
+                row = self.row
+                is_due = row >= self._announced_at + max(1, self._horizon // 4)
+                if is_due or (row != told and not self._supplies[0].report_progress(self._key, row)):
+                    self._announce()
+                told = row
+            except (PenstockError, OSError) as error:
+                _log.warning("Remote data is not fetched ahead for now: %s", error)
+        self._supplies[0].end_run(self._key)
+
+    def _announce(self) -> None:
+        row = self.row
+        uses = self._uses(row, self._horizon)
+        self._check_room(uses)
+        self._supplies[0].announce(self._key, self._supplies, uses, self._slack, row)
+        self._announced_at = row
+
+    def _uses(self, row: int, num_rows: int) -> Uses:
+        """What is read in the next rows, of folders that are remote."""
+        size = self._plan.global_size
+        end = row + max(size, num_rows)
+        uses = self._plan.uses(row, min(end, self._end or end), ranks=self._ranks, world_size=self._world_size)
+        folders = self._plan.shard_folders
+        numbers = np.array([self._folders.index(each) if each in self._folders else -1 for each in folders], np.int64)
+        renumbered = numbers[uses.folder]
+        kept = renumbered >= 0
+        arrays = {name: getattr(uses, name)[kept] for name in ("first_row", "last_row", "shard")}
+        return replace(uses, folder=renumbered[kept], **arrays)
+
+    def _find_horizon(self, row: int) -> int:
+        """Rows that a schedule covers: an epoch, so that each shard's next use is known; less if that is long."""
+        num_rows = self._plan.num_rows
+        probed = max(self._plan.global_size, num_rows // _PROBED_SHARE)
+        num_uses = max(1, len(self._uses(row, probed)))
+        return max(probed, min(num_rows, probed * _MOST_USES // num_uses))
+
+    def _check_room(self, uses: Uses) -> None:
+        """Refuse a cache that cannot hold what is read at the same time.
+
+        Raises:
+            StorageError: names the bytes that would do.
+        """
+        for number, folder in enumerate(self._folders):
+            own = uses.of_folder(number)
+            sizes = np.array([shard.num_bytes for shard in folder.manifest.shards], np.int64)[own.shard]
+            ends = own.last_row + self._reach + 1
+            rows = np.concatenate([own.first_row, ends])
+            changes = np.concatenate([sizes, -sizes])[np.argsort(rows, kind="stable")]
+            needed = int(np.cumsum(changes).max(initial=0))
+            budget = self._supplies[number].where.budget_bytes
+            if needed > budget:
+                raise StorageError(
+                    f"{folder.path}: this order needs {needed:,} bytes of shards for {self._reach:,} rows, and the "
+                    f"cache may have {budget:,}. Give cache_bytes={needed + needed // 8:,} or more; or shuffle with a "
+                    'smaller group=, with lanes= if there are several nodes, and not with mode="full".'
+                )
+
+
+def _ranks_of_node(rank: int, world_size: int) -> tuple[int, ...]:
+    """The ranks that share this node's cache, as far as the environment says."""
+    own = ranks_on_node()
+    if own < 2 or world_size % own or os.environ.get("WORLD_SIZE", str(world_size)) != str(world_size):
+        return (rank,)
+    first = rank // own * own
+    return tuple(range(first, first + own))

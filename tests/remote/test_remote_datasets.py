@@ -1,0 +1,333 @@
+"""A dataset in an object store reads like the same one in a folder, whatever the store, the cache and processes do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import penstock
+import s3lite
+from penstock.errors import DatasetChanged, ObjectMissing, StageError, StorageError, StoreError
+from penstock.plan import _orders
+from waiting import wait_until
+
+pytest.importorskip("obstore", reason="pip install 'penstock-data[s3]'")
+URL = "s3://bucket/corpus"
+NUM_SAMPLES, SHARD_BYTES = 600, 256 << 10
+
+
+def write(path: Path, seed: int = 1, **options: Any) -> None:
+    rng = np.random.default_rng(seed)
+    schema = {"tokens": "uint16[*]", "x": "int64", "vector": "float32[64]"}
+    with penstock.DatasetWriter(path, schema, shard_bytes=SHARD_BYTES, **options) as writer:
+        for number in range(NUM_SAMPLES):
+            tokens = rng.integers(0, 60_000, int(rng.integers(1, 4_000))).astype(np.uint16)
+            writer.write({"tokens": tokens, "x": number, "vector": rng.random(64, np.float32)})
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("original") / "corpus"
+    write(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[s3lite.Server]:
+    with s3lite.serve(tmp_path_factory.mktemp("remote") / "s3") as server:
+        yield server
+
+
+@pytest.fixture
+def server(running: s3lite.Server, original: Path, monkeypatch: pytest.MonkeyPatch) -> s3lite.Server:
+    running.behave()
+    shutil.rmtree(running.root / "bucket" / "corpus", ignore_errors=True)
+    shutil.copytree(original, running.root / "bucket" / "corpus")
+    for name, value in running.environment.items():
+        monkeypatch.setenv(name, value)
+    return running
+
+
+class Watched:
+    """What was asked of the server since it was made."""
+
+    def __init__(self, server: s3lite.Server) -> None:
+        self._server, self._before = server, server.num_bytes(name="shard-")
+        self._requests = len(server.requests())
+
+    @property
+    def shard_bytes(self) -> int:
+        return self._server.num_bytes(name="shard-") - self._before
+
+    @property
+    def requests(self) -> list[s3lite.Request]:
+        return self._server.requests()[self._requests :]
+
+
+def opened(tmp_path: Path, **options: Any) -> penstock.Dataset:
+    return penstock.open(URL, cache=tmp_path / "cache", **options)
+
+
+def cached_bytes(tmp_path: Path) -> int:
+    return sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*") if path.is_file())
+
+
+def assert_equal(found: Any, expected: Any) -> None:
+    assert found.keys() == expected.keys()
+    for name in expected:
+        np.testing.assert_array_equal(np.asarray(found[name]), np.asarray(expected[name]), err_msg=name)
+
+
+def assert_same_tokens(found: penstock.Dataset, expected: penstock.Dataset) -> None:
+    ours, theirs = found[:]["tokens"], expected[:]["tokens"]
+    np.testing.assert_array_equal(ours.offsets, theirs.offsets)
+    np.testing.assert_array_equal(ours.values, theirs.values)
+
+
+def fetcher_pid() -> int:
+    from penstock.remote import _client
+
+    assert _client._own.crew is not None
+    (worker,) = _client._own.crew._workers
+    assert worker.pid is not None
+    return worker.pid
+
+
+def test_opening_asks_for_the_manifest_alone(server: s3lite.Server, tmp_path: Path, original: Path) -> None:
+    watched = Watched(server)
+    dataset = opened(tmp_path)
+    assert [(each.method, each.name) for each in watched.requests] == [("GET", "bucket/corpus/manifest.json")]
+    local = penstock.open(original)
+    assert (len(dataset), dataset.schema, dataset.fingerprint) == (len(local), local.schema, local.fingerprint)
+
+
+def test_every_sample_is_the_local_one_and_every_shard_is_fetched_once(
+    server: s3lite.Server, tmp_path: Path, original: Path
+) -> None:
+    watched, local = Watched(server), penstock.open(original)
+    dataset = opened(tmp_path)
+    for index in np.random.default_rng(0).permutation(NUM_SAMPLES)[:100].tolist():
+        assert_equal(dataset[index], local[index])
+    assert_same_tokens(dataset, local)
+    assert watched.shard_bytes == local.storage.num_bytes
+    again = Watched(server)
+    assert_equal(opened(tmp_path)[5], local[5])
+    assert again.shard_bytes == 0
+
+
+def test_one_sample_costs_one_shard(server: s3lite.Server, tmp_path: Path) -> None:
+    watched = Watched(server)
+    assert int(opened(tmp_path)[NUM_SAMPLES - 1]["x"]) == NUM_SAMPLES - 1
+    assert 0 < watched.shard_bytes <= 2 * SHARD_BYTES
+
+
+@pytest.mark.parametrize(("num_workers", "workers"), [(0, None), (2, "thread"), (2, "process")])
+def test_loaders_give_the_local_batches_and_fetch_all_of_it_once(
+    num_workers: int, workers: Any, server: s3lite.Server, tmp_path: Path, original: Path
+) -> None:
+    local = penstock.open(original)
+    plan = opened(tmp_path).select_columns(["x", "vector"]).shuffle(3, group=2).batch(32)
+    expected = local.select_columns(["x", "vector"]).shuffle(3, group=2).batch(32)
+    assert plan.fingerprint == expected.fingerprint
+    watched = Watched(server)
+    options = {} if workers is None else {"workers": workers}
+    with penstock.DataLoader(plan, num_workers=num_workers, **options) as loader:
+        for epoch in range(2):
+            for step, batch in enumerate(loader):
+                assert_equal(batch, expected.read(step, epoch))
+    assert watched.shard_bytes == local.storage.num_bytes
+
+
+def test_a_cache_smaller_than_the_data_holds_its_budget(
+    server: s3lite.Server, tmp_path: Path, original: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_orders, "STORAGE_WINDOW_BYTES", 4 << 10)
+    local = penstock.open(original)
+    budget = local.storage.num_bytes * 6 // 10
+    plan = opened(tmp_path, cache_bytes=budget).select_columns(["x"]).batch(20)
+    largest, seen = 0, []
+    with penstock.DataLoader(plan, num_workers=2, workers="thread", prefetch_factor=1) as loader:
+        for _ in range(2):
+            for batch in loader:
+                seen.extend(batch["x"].tolist())
+                largest = max(largest, cached_bytes(tmp_path))
+    assert seen == 2 * list(range(NUM_SAMPLES))
+    assert largest <= budget
+
+
+def test_torch_workers_that_are_forked_read_it(server: s3lite.Server, tmp_path: Path, original: Path) -> None:
+    dataset = opened(tmp_path).select_columns(["x", "vector"])
+    loader = torch.utils.data.DataLoader(
+        dataset, batch_size=50, num_workers=2, multiprocessing_context="fork", shuffle=True
+    )
+    found = np.concatenate([batch["x"].numpy() for batch in loader])
+    assert sorted(found.tolist()) == list(range(NUM_SAMPLES))
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        {"busy_every": 3},
+        {"reset_every": 3, "match": "shard-"},
+        {"short_every": 3, "match": "shard-"},
+        {"flip_every": 2, "match": "shard-"},
+        {"stall_every": 7, "match": "shard-"},
+    ],
+    ids=lambda behaviour: next(iter(behaviour)),
+)
+def test_what_goes_wrong_on_the_way_changes_no_sample(
+    behaviour: dict[str, Any], server: s3lite.Server, tmp_path: Path, original: Path
+) -> None:
+    server.behave(**behaviour)
+    local = penstock.open(original)
+    assert_same_tokens(opened(tmp_path), local)
+
+
+def test_a_fetcher_that_is_killed_is_replaced_and_goes_on_with_what_is_there(
+    server: s3lite.Server, tmp_path: Path, original: Path
+) -> None:
+    server.behave(latency_seconds=0.05)
+    local = penstock.open(original)
+    dataset = opened(tmp_path)
+    watched = Watched(server)
+    for index in range(0, NUM_SAMPLES, 60):
+        os.kill(fetcher_pid(), signal.SIGKILL)
+        assert_equal(dataset[index], local[index])
+    assert_same_tokens(dataset, local)
+    assert watched.shard_bytes <= 1.1 * local.storage.num_bytes
+
+
+def test_a_file_that_a_killed_fetcher_left_half_is_finished(
+    server: s3lite.Server, tmp_path: Path, original: Path
+) -> None:
+    dataset = opened(tmp_path)
+    (folder,) = {path.parent for path in (tmp_path / "cache").rglob("manifest.json")}
+    name = sorted(path.name for path in original.glob("shard-*"))[0]
+    content = bytearray((original / name).read_bytes())
+    content[-1000:] = bytes(1000)
+    (folder / f"part-{name}").write_bytes(content)
+    watched = Watched(server)
+    assert_equal(dataset[0], penstock.open(original)[0])
+    assert watched.shard_bytes < len(content)
+    assert (folder / name).read_bytes() == (original / name).read_bytes()
+
+
+def test_a_dataset_that_was_replaced_says_so(server: s3lite.Server, tmp_path: Path) -> None:
+    dataset = opened(tmp_path)
+    assert int(dataset[0]["x"]) == 0
+    shutil.rmtree(server.root / "bucket" / "corpus")
+    write(server.root / "bucket" / "corpus", seed=2)
+    with pytest.raises(DatasetChanged, match=r"replaced or removed since it was opened\. Open it again"):
+        dataset[NUM_SAMPLES - 1]
+    assert opened(tmp_path).fingerprint != dataset.fingerprint
+
+
+def test_a_shard_that_is_damaged_in_the_store_is_named(server: s3lite.Server, tmp_path: Path) -> None:
+    shard = sorted((server.root / "bucket" / "corpus").glob("shard-*"))[0]
+    content = bytearray(shard.read_bytes())
+    content[-5] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(penstock.errors.CorruptionError, match=rf"{shard.name}: bytes .* `penstock push` it again"):
+        opened(tmp_path)[:]
+
+
+def test_a_missing_object_is_named(server: s3lite.Server, tmp_path: Path) -> None:
+    shard = sorted((server.root / "bucket" / "corpus").glob("shard-*"))[1]
+    shard.unlink()
+    with pytest.raises(ObjectMissing, match=rf"{shard.name}: the store has no such object"):
+        opened(tmp_path)[:]
+
+
+@pytest.mark.parametrize(
+    ("refusal", "reason"),
+    [
+        ("ExpiredToken", "credentials have expired"),
+        ("InvalidAccessKeyId", "does not know these credentials"),
+        ("SignatureDoesNotMatch", "secret key does not belong"),
+        ("RequestTimeTooSkewed", "clock is wrong"),
+        ("NoSuchBucket", "no such bucket"),
+        ("AccessDenied", "access is denied"),
+    ],
+)
+@pytest.mark.parametrize("refuse_after", [0, 1], ids=["at open", "half-way"])
+def test_a_refusal_is_one_plain_sentence(
+    refusal: str, reason: str, refuse_after: int, server: s3lite.Server, tmp_path: Path
+) -> None:
+    server.behave(refusal=refusal, refuse_after=refuse_after)
+    with pytest.raises(StoreError, match=reason):
+        opened(tmp_path)[0]
+
+
+def test_nothing_there_is_said_with_the_url(server: s3lite.Server, tmp_path: Path) -> None:
+    with pytest.raises(ObjectMissing, match=r"s3://bucket/nothing: no dataset is there \(manifest.json is missing\)"):
+        penstock.open("s3://bucket/nothing", cache=tmp_path / "cache")
+
+
+def test_a_budget_below_one_shard_is_refused_at_open(server: s3lite.Server, tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"its largest file has [\d,]+ bytes.*Give cache_bytes=[\d,]+ or more"):
+        opened(tmp_path, cache_bytes=100_000)
+
+
+def test_a_budget_below_what_an_order_needs_is_refused_with_the_number_that_would_do(
+    server: s3lite.Server, tmp_path: Path, original: Path
+) -> None:
+    size = penstock.open(original).storage.num_bytes
+    plan = opened(tmp_path, cache_bytes=size // 2).select_columns(["x"]).shuffle(1, mode="full").batch(8)
+    said = pytest.raises(StorageError, match=rf"needs {size:,} bytes of shards .* Give cache_bytes=")
+    with penstock.DataLoader(plan, num_workers=0) as loader, said:
+        next(iter(loader))
+
+
+def test_packing_without_stored_counts_is_refused_before_anything_is_fetched(
+    server: s3lite.Server, tmp_path: Path
+) -> None:
+    watched = Watched(server)
+    with pytest.raises(StageError, match=r"Prepare it with pack=1024"):
+        opened(tmp_path).pack(1024)
+    assert watched.shard_bytes == 0
+
+
+def test_a_plan_file_names_the_url_and_no_secret(server: s3lite.Server, tmp_path: Path) -> None:
+    plan = opened(tmp_path).select_columns(["x"]).shuffle(1).batch(8)
+    text = plan.to_toml()
+    assert URL in text
+    assert s3lite.SECRET_KEY not in text
+    (tmp_path / "plan.toml").write_text(text)
+    assert_equal(penstock.load_plan(tmp_path / "plan.toml").read(3), plan.read(3))
+
+
+def test_a_cache_on_a_network_is_refused(
+    server: s3lite.Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from penstock.remote import Cache, _cache
+
+    monkeypatch.setattr(_cache, "is_network_filesystem", lambda _: True)
+    with pytest.raises(StorageError, match=r"is on a network .* Give a folder on a disk of this node"):
+        Cache(tmp_path / "cache")
+
+
+def test_what_readers_have_open_counts_until_they_close_it(
+    server: s3lite.Server, tmp_path: Path, original: Path
+) -> None:
+    """Eviction takes a file's name at once, and its bytes when the last reader has closed it, which is soon."""
+    size = penstock.open(original).storage.num_bytes
+    dataset = opened(tmp_path, cache_bytes=size * 6 // 10).select_columns(["x"])
+    for index in range(0, NUM_SAMPLES, 10):
+        assert int(dataset[index]["x"]) == index
+        assert cached_bytes(tmp_path) <= size * 6 // 10
+    wait_until(lambda: not list((tmp_path / "cache").rglob("gone-*")) or cached_bytes(tmp_path) <= size * 6 // 10)
+
+
+def test_options_of_local_files_are_refused_for_urls(tmp_path: Path, original: Path) -> None:
+    with pytest.raises(ValueError, match="leave out dtype="):
+        penstock.open(URL, dtype="uint16")
+    with pytest.raises(ValueError, match="cache= and cache_bytes= are for URLs"):
+        penstock.open(original, cache=tmp_path)
