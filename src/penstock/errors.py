@@ -14,6 +14,7 @@
     │       └── ObjectMissing (FileNotFoundError) the store has no such object
     ├── StageError           (ValueError)         the stages of a plan come in a meaningless order
     ├── StateError           (ValueError)         a saved state does not belong to this order of the data
+    ├── ScriptError          (RuntimeError)       workers cannot import the script: guard it, or move its functions
     ├── WorkerDied           (RuntimeError)       worker processes kept dying on the same work
     ├── ServiceError         (ConnectionError)    no server delivers batches: start one, or fix what it refuses
     ├── RemoteFailed         (RuntimeError)       your function failed on a server: fix the function
@@ -98,6 +99,13 @@ class StageError(PenstockError, ValueError):
 
 class StateError(PenstockError, ValueError):
     """A saved state cannot be honoured; the message names what differs."""
+
+
+class ScriptError(PenstockError, RuntimeError, TypeError):
+    """Worker processes cannot import the user's script, where a function of theirs is.
+
+    It is raised again where the user called, so that it is not preceded by ours.
+    """
 
 
 class WorkerDied(PenstockError, RuntimeError):

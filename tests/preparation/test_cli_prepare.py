@@ -128,6 +128,16 @@ def test_a_script_that_prepares_as_soon_as_it_is_imported_is_told_to_guard_itsel
     (tmp_path / "script.py").write_text(UNGUARDED)
     done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1
+    last = done.stderr.rpartition("ScriptError: ")[2]
+    assert last.startswith("script.py, line 7, starts worker processes whenever the script is imported")
+    assert "Put what the script does under `if __name__ == '__main__':`" in last
+    assert len(done.stderr.splitlines()) < 12
+
+
+def test_an_error_of_a_script_while_a_worker_imports_it_is_told_with_the_way_out(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", 5, 1)
+    (tmp_path / "script.py").write_text(UNGUARDED.replace("penstock.prepare", "if ids: penstock.prepare"))
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     last = done.stderr.rpartition("RuntimeError: ")[2]
     assert last.startswith("A worker imports this script to find one of its functions, and that ended with WriterBusy")
     assert "\nPut what the script does under `if __name__ == '__main__':`" in last

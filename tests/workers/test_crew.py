@@ -256,8 +256,34 @@ def test_the_program_may_be_of_the_owners_script_and_workers_end_when_it_is_kill
 
 
 def test_a_script_that_starts_workers_while_a_worker_imports_it_is_told_to_guard_itself(tmp_path: Path) -> None:
-    done = run_owner(tmp_path, "spawn", "main()")
+    done = run_owner(tmp_path, "spawn", "if sys.argv: main()")
+    assert "while a worker imports it" in done.stderr
     assert "under `if __name__ == '__main__':`" in done.stderr
+
+
+BLOCKS = {
+    "main()": True,
+    "for _ in range(1):\n    with open('/dev/null'):\n        main()": True,
+    "try:\n    main()\nfinally:\n    pass": True,
+    "if __name__ == '__main__':\n    main()": False,
+    "match __name__:\n    case '__main__':\n        main()": False,
+    "while True:\n    if len(sys.argv) == 1:\n        main()\n    break": False,
+    "try:\n    raise KeyError\nexcept KeyError:\n    main()": False,
+}
+
+
+@pytest.mark.parametrize(("block", "is_refused"), BLOCKS.items())
+def test_a_script_that_would_start_workers_again_is_refused_at_once_and_only_where_that_is_certain(
+    block: str, is_refused: bool, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import sys\nfrom penstock.workers import _script\n\n"
+        f"def main():\n    _script.find_script('do without')\n\n{block}\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert ("ScriptError: script.py, line" in done.stderr) == is_refused, done.stderr
+    assert done.returncode == is_refused
 
 
 FINDER = """

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from penstock.errors import FormatError
+from penstock.errors import FormatError, ScriptError
 from penstock.filesystem import is_url, local_path, read_small, similar_path
 from penstock.preparation._parts import check_destination, plan_parts
 from penstock.preparation._prepared import Prepared, sum_parts
@@ -107,6 +107,7 @@ def prepare(
         WriterBusy: another process is writing to this destination.
         FormatError: a bad row, or too many of them; the message names file and row.
         StorageError: the disk is full or failing, or the store refuses; finished tasks are kept.
+        ScriptError: workers cannot import the script that the transform is in.
         WorkerDied: the same task killed several workers.
     """
     settings = Settings(
@@ -136,8 +137,11 @@ def prepare(
         reading=_with_classes(reading or SourceOptions(), classes),
         settings=settings,
     )
-    with naming(path, url):
-        return _run(request, split, split_seed, split_by, on_progress)
+    try:
+        with naming(path, url):
+            return _run(request, split, split_seed, split_by, on_progress)
+    except ScriptError as error:
+        raise error.with_traceback(None) from None
 
 
 def _run(

@@ -21,6 +21,7 @@ from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import Sampler
 from typing_extensions import TypeVar  # torch needs it, too; defaults are in `typing` from 3.13 on
 
+from penstock.errors import ScriptError
 from penstock.loader import LoaderStatistics
 from penstock.machine import default_workers
 from penstock.plan import Dataset, Plan
@@ -178,7 +179,10 @@ class DataLoader(TorchDataLoader[BatchType]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Batches from where the state stands to the end of the epoch."""
-        return iter(self._run)
+        try:
+            return iter(self._run)
+        except ScriptError as error:
+            raise error.with_traceback(None) from None
 
     def __len__(self) -> int:
         """Batches in an epoch; with a plan, in the epoch that is running, or else in the next."""

@@ -19,7 +19,8 @@ from typing import Any
 
 from penstock.workers._channel import abandon_in_forks
 from penstock.workers._fork_servers import ForkServerStarter
-from penstock.workers._program import SentProgram, check_not_importing_script
+from penstock.workers._program import SentProgram
+from penstock.workers._script import check_not_importing_script
 from penstock.workers._starting import (
     ForkStarter,
     SpawnStarter,

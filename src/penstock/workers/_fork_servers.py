@@ -35,7 +35,8 @@ from typing import Literal, NamedTuple
 
 from penstock.workers._channel import Channel, abandon_in_forks
 from penstock.workers._entry import hold_life_line
-from penstock.workers._program import SentProgram, is_importing_script
+from penstock.workers._program import SentProgram
+from penstock.workers._script import is_importing_script
 from penstock.workers._starting import (
     END_SECONDS,
     EXIT_SECONDS,

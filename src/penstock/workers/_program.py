@@ -20,7 +20,6 @@ import io
 import mmap
 import os
 import pickle
-import runpy
 import sys
 import types
 import warnings
@@ -33,12 +32,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.workers._channel import MAX_DESCRIPTORS, Channel, abandon_in_forks, create_shared_memory
+from penstock.workers._script import SCRIPT_NAMES, find_script, import_script
 
-_SCRIPT_NAMES = (b"__main__", b"__mp_main__")
-"""The module that a script's functions belong to: run as a program, or imported by a spawned process such as a rank."""
-_GUARD = "Put what the script does under `if __name__ == '__main__':`, or move the function to its own module."
-_is_importing_script = False
-"""Whether this worker is importing the user's script, which must not start workers of its own then."""
 _ALIGNMENT = 64
 _LARGE_BYTES = 1 << 16
 _LOCKS = b"multiprocessing.synchronize"
@@ -70,12 +65,12 @@ class Pickled:
                 f"What worker processes are to do cannot be sent to them: {error}. "
                 f"Put functions and classes at the top of a module, or {otherwise}"
             ) from error
-        return cls(data, _find_script(otherwise) if any(name in data for name in _SCRIPT_NAMES) else None)
+        return cls(data, find_script(otherwise) if any(name in data for name in SCRIPT_NAMES) else None)
 
     def load(self, buffers: Sequence[memoryview] = ()) -> Any:
         """The value, in the process it was sent to, given the buffers that `dump` set aside."""
         if self.script is not None:
-            _import_script(self.script)
+            import_script(self.script)
         return pickle.loads(self.data, buffers=buffers)  # noqa: S301 - sent by the owner of this process
 
 
@@ -118,61 +113,6 @@ def _modules_named_in(name: str) -> Iterator[str]:
         found: object = value.__name__ if isinstance(value, types.ModuleType) else owner.__module__
         if isinstance(found, str):
             yield found
-
-
-def is_importing_script() -> bool:
-    """Whether this process is a worker that is importing the user's script."""
-    return _is_importing_script
-
-
-def check_not_importing_script() -> None:
-    """Refuse to start workers from a script that a worker is importing: it would never end."""
-    if is_importing_script():
-        raise RuntimeError(
-            f"This script starts worker processes while a worker imports it to find one of its functions. {_GUARD}"
-        )
-
-
-def _import_script(script: dict[str, Any]) -> None:
-    global _is_importing_script
-    from multiprocessing import spawn
-
-    _is_importing_script = True
-    try:
-        spawn.prepare(script)
-        if "package" in script:
-            _import_package(script["package"])
-    except (Exception, SystemExit) as error:  # as from a dataset that the script is just preparing
-        if _GUARD in str(error):
-            raise RuntimeError(str(error)) from None  # the frames in which we noticed it would tell nobody anything
-        found = f"{type(error).__name__}: {error}".rstrip(": ")
-        raise RuntimeError(
-            f"A worker imports this script to find one of its functions, and that ended with {found}\n{_GUARD}"
-        ) from error
-    finally:
-        _is_importing_script = False
-
-
-def _import_package(name: str) -> None:
-    """Run a package's `__main__` as a spawned process's script, which `multiprocessing` does not do."""
-    main = types.ModuleType("__mp_main__")
-    main.__dict__.update(runpy.run_module(name, run_name="__mp_main__", alter_sys=True))
-    sys.modules["__main__"] = sys.modules["__mp_main__"] = main
-
-
-def _find_script(otherwise: str) -> dict[str, Any]:
-    main = sys.modules["__main__"]
-    found = {"sys_path": list(sys.path), "sys_argv": list(sys.argv)}
-    name = getattr(getattr(main, "__spec__", None), "name", None)
-    if name is not None and name != "__main__":  # "__main__" is a folder or an archive, run by its path
-        return {**found, "package" if name.endswith(".__main__") else "init_main_from_name": name}
-    path = getattr(main, "__file__", None)
-    if path is None or not os.path.exists(path):  # "<stdin>"
-        raise TypeError(
-            "A function or class is defined in a notebook or an interactive session, where worker processes cannot "
-            f"find it. Put it in a module (a cell can write one: `%%writefile functions.py`), or {otherwise}"
-        )
-    return {**found, "init_main_from_path": os.path.abspath(path)}
 
 
 class SentProgram:
