@@ -93,7 +93,9 @@ def state_of(tree: ast.Module) -> set[str]:
                     kept |= {name} & set(targets)
                 case ast.Subscript(value=ast.Name(id=name), ctx=ast.Store() | ast.Del()):
                     kept |= {name} & set(targets)
-    return kept | ({"the user's cache"} if "XDG_CACHE_HOME" in ast.unparse(tree) else set())
+    text = ast.unparse(tree)
+    is_cached = ("XDG_CACHE_HOME" in text or "user_cache(" in text) and "def user_cache(" not in text
+    return kept | ({"the user's cache"} if is_cached else set())
 
 
 def exports_of(door: ast.Module) -> list[str]:

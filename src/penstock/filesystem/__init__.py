@@ -4,7 +4,7 @@
     write:   create_file, or DirectFile past the page cache -> rename -> sync_directory
     name:    local_path, a path as people give it; similar_path, what they may have meant
     guard:   DirectoryLock, one writer at a time; OpenFolder, a folder by its descriptor, which follows no links;
-             check_trusted, a folder that nobody else can write to
+             check_trusted, a folder that nobody else can write to; user_cache, where such folders are
 
 Knows nothing of shards or columns.
 
@@ -24,7 +24,7 @@ from penstock.filesystem._durable import (
     storage_errors,
     sync_directory,
 )
-from penstock.filesystem._guard import DirectoryLock, OpenFolder, check_trusted, lock_holder
+from penstock.filesystem._guard import DirectoryLock, OpenFolder, check_trusted, lock_holder, user_cache
 from penstock.filesystem._paths import (
     filesystem_type,
     is_network_filesystem,
@@ -60,4 +60,5 @@ __all__ = [
     "similar_path",
     "storage_errors",
     "sync_directory",
+    "user_cache",
 ]

@@ -36,8 +36,8 @@ LABEL_COLUMNS = ("label", "labels", "class", "target", "category", "domain", "so
 """Names that people give to columns of classes or sources."""
 _HASH_SPEC = "uint64"
 # A dot would collide with `x.values` and `x.offsets`, two underscores with `__crc32c__`; a lone surrogate has no
-# UTF-8, so safetensors would not open the file.
-_NAME = re.compile(r"(?!__)[^\x00-\x1f\x7f.\ud800-\udfff]{1,200}")
+# UTF-8, so safetensors would not open the file. `__key__` is what WebDataset calls the name of a sample.
+_NAME = re.compile(r"(?!__(?!key__$))[^\x00-\x1f\x7f.\ud800-\udfff]{1,200}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Column:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise SchemaError(
                 f"{reprlib.repr(name)} cannot name a column: "
-                "1 to 200 printable characters, no dot, not starting with '__'."
+                "1 to 200 printable characters, no dot, not starting with '__' (but '__key__' is fine)."
             )
         if spec in ("bytes", "bytes[*]"):
             return cls(name, np.dtype("u1"), (), "bytes" if spec == "bytes" else "byte_strings")

@@ -9,8 +9,8 @@
 Files are validated here: rooms that import this one can trust every count, offset and name.
 
 May import: `errors`, `filesystem`, `identity`, `native`, `schema`. Imported by: `cli`, `dataset`, `plan`,
-`preparation`, `service`, `tuning`. Holds state: the open shards of this process, weakly, so that a forked child opens
-its own.
+`preparation`, `service`, `sources`, `tuning`. Holds state: the open shards of this process, weakly, so that a forked
+child opens its own; and an index of tars whose folder cannot be written to is kept in the user's cache folder.
 """
 
 from penstock.shards._arrays import (
@@ -27,7 +27,7 @@ from penstock.shards._arrow import ArrowStorage
 from penstock.shards._contents import DatasetContents, read_contents
 from penstock.shards._convert import content_columns, hash_samples, hash_texts
 from penstock.shards._folder import Check, ShardFolder, find_faults, verify
-from penstock.shards._foreign import FilesFormat, OnFault, guess_files_format, open_files
+from penstock.shards._foreign import FilesFormat, OnFault, guess_files_format, index_tars, open_files
 from penstock.shards._hugging_face import HuggingFaceDataset, find_files, rows_of
 from penstock.shards._layout import checksum
 from penstock.shards._manifest import (
@@ -55,11 +55,19 @@ from penstock.shards._provenance import (
 )
 from penstock.shards._shard import Io, read_lengths, write_hollow
 from penstock.shards._storage import Spans, Storage, column_bytes, from_front, read_samples, samples_per_chunk
+from penstock.shards._tar_members import (
+    NUMBER_MEMBERS,
+    describes_archive,
+    is_decimal,
+    is_unsafe_name,
+    key_and_extension,
+)
 from penstock.shards._workspace import Workspace
 from penstock.shards._writer import DatasetWriter, ShardWriter, convert_columns
 
 __all__ = [
     "MANIFEST_NAME",
+    "NUMBER_MEMBERS",
     "ORIGIN_COLUMN",
     "ORIGIN_SPEC",
     "ArrayStorage",
@@ -89,6 +97,7 @@ __all__ = [
     "column_bytes",
     "content_columns",
     "convert_columns",
+    "describes_archive",
     "find_faults",
     "find_files",
     "from_front",
@@ -96,7 +105,11 @@ __all__ = [
     "guess_format",
     "hash_samples",
     "hash_texts",
+    "index_tars",
+    "is_decimal",
     "is_file_of_a_dataset",
+    "is_unsafe_name",
+    "key_and_extension",
     "megatron_pair",
     "open_files",
     "open_megatron",

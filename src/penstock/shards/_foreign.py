@@ -24,6 +24,8 @@ from penstock.shards._arrow import ArrowStorage
 from penstock.shards._hugging_face import files_of_folder, is_saved_dataset, read_indices
 from penstock.shards._manifest import MANIFEST_NAME
 from penstock.shards._storage import Storage
+from penstock.shards._tar_index import Progress, TarIndex, open_index
+from penstock.shards._tars import TarStorage, describe_faults
 
 FilesFormat = Literal["tar", "arrow"]
 OnFault = Literal["raise", "skip"]
@@ -66,7 +68,32 @@ def open_files(
         FormatError: a file is damaged, or `on_error` is "raise" and a sample is.
         SchemaError: a column is not there, or cannot be opened.
     """
-    return _open_arrow(paths, columns, on_error)
+    if format == "arrow":
+        return _open_arrow(paths, columns, on_error)
+    storage = TarStorage(
+        *index_tars(paths), columns if isinstance(columns, Mapping | None) else dict.fromkeys(columns, "")
+    )
+    whole, reasons = storage.whole_samples()
+    if whole is None:
+        return OpenFiles(storage, None, {})
+    faults = describe_faults(storage, whole, reasons)
+    if on_error == "raise":
+        raise FormatError(
+            f"{storage.paths[0].parent}: {faults}. Leave them out, on_error='skip', or open only members that all "
+            "samples have, as in columns=['jpg', 'cls'], or a number as it is, columns={'id': 'bytes'}."
+        )
+    return OpenFiles(storage, np.flatnonzero(whole), note_skipped(faults, int((~whole).sum()), reasons))
+
+
+def index_tars(paths: Sequence[str], on_progress: Progress | None = None) -> tuple[TarIndex, list[Path]]:
+    """The index of tars, made if it has to be, and their paths.
+
+    Args:
+        paths: Paths and patterns.
+        on_progress: Called with (bytes done, bytes in all).
+    """
+    found = list(dict.fromkeys(path for pattern in paths for path in matching_paths(pattern)))
+    return open_index(paths, found, on_progress), found
 
 
 def _open_arrow(
@@ -94,12 +121,11 @@ def _open_arrow(
             f"{storage.num_samples:,} have missing values, such as number {int(np.argmin(whole)):,}. Leave them out, "
             "on_error='skip', or leave columns out, columns=[...]."
         )
-    return OpenFiles(storage, shown, note_skipped(data[0], num_missing, {"missing": num_missing}))
+    return OpenFiles(storage, shown, note_skipped(f"{data[0]}: missing values", num_missing, {"missing": num_missing}))
 
 
-def note_skipped(path: Path, num_rows: int, by_reason: Mapping[str, int]) -> dict[str, Any]:
+def note_skipped(faults: str, num_rows: int, by_reason: Mapping[str, int]) -> dict[str, Any]:
     """What is left out, for attributes; it is logged, too."""
-    reasons = {reason: count for reason, count in by_reason.items() if count}
     if num_rows:
-        _log.warning("%s: %s left out: %s", path, counted(num_rows, "sample"), reasons)
-    return {"skipped": {"rows": num_rows, "by_reason": reasons}}
+        _log.warning("%s are left out; %s", counted(num_rows, "sample"), faults)
+    return {"skipped": {"rows": num_rows, "by_reason": dict(by_reason)}}

@@ -9,6 +9,7 @@
      offsets are tested here each time they are read. Reading a file that shrank would fault, so its
      size is checked whenever a call enters a shard. */
 
+#include <errno.h>
 #include <unistd.h>
 
 #include "../native/kernels.h"
@@ -302,6 +303,33 @@ KERNEL int64_t shards_gather_stream(
                 return place;
             copy(target, at_address(numbers[VALUES] + first * item_bytes), size, item_bytes);
             at += size, left -= size, target += size * out_bytes;
+        }
+    }
+    return DONE;
+}
+
+/* Reads `sizes[k]` bytes from byte `begins[k]` of an open file to `out[targets[k]:]`, for every k.
+
+   Returns DONE, or the first k of which not all bytes were read: the file is shorter, or the disk failed. */
+KERNEL int64_t shards_read_files(
+    const Object *descriptors, const Object *begins, const Object *sizes, const Object *targets, const Object *out)
+{
+    int64_t num_reads = size_of(descriptors), num_bytes = size_of(out);
+    if (!is_int64(descriptors) || !is_int64(begins) || !is_int64(sizes) || !is_int64(targets) || !is_uint8(out) ||
+        !is_writeable(out) || size_of(begins) < num_reads || size_of(sizes) < num_reads || size_of(targets) < num_reads)
+        return REFUSED;
+    const int64_t *file = data_of(descriptors), *begin = data_of(begins), *size = data_of(sizes), *to = data_of(targets);
+    for (int64_t k = 0; k < num_reads; k++) {
+        if (size[k] < 0 || begin[k] < 0 || to[k] < 0 || to[k] > num_bytes - size[k])
+            return REFUSED;
+        for (int64_t done = 0; done < size[k];) {
+            uint8_t *target = (uint8_t *)data_of(out) + to[k] + done;
+            ssize_t count = pread((int)file[k], target, (size_t)(size[k] - done), begin[k] + done);
+            if (count < 0 && errno == EINTR)
+                continue;
+            if (count <= 0)
+                return k;
+            done += count;
         }
     }
     return DONE;

@@ -22,6 +22,7 @@ _measure = kernel("shards_measure", ARRAY, ARRAY, INT, ARRAY, INT, ARRAY)
 _copy_spans = kernel("shards_copy_spans", ARRAY, ARRAY, ARRAY)
 _gather_spans = kernel("shards_gather_spans", ARRAY, ARRAY, INT, *[ARRAY] * 4, INT, ARRAY, ARRAY)
 _gather_stream = kernel("shards_gather_stream", ARRAY, ARRAY, INT, ARRAY, INT, ARRAY, ARRAY)
+_read_files = kernel("shards_read_files", *[ARRAY] * 5)
 
 
 def gather(
@@ -112,3 +113,17 @@ def gather_stream(
     `value_starts` is to elements what `starts` is to samples. Returns as `gather` does.
     """
     return _gather_stream(table, value_starts, slot, np.ascontiguousarray(firsts), begin, out, like)
+
+
+def read_files(
+    descriptors: NDArray[np.int64],
+    begins: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    targets: NDArray[np.int64],
+    out: NDArray[np.uint8],
+) -> int:
+    """Read `sizes[k]` bytes from byte `begins[k]` of the open file `descriptors[k]` to `out[targets[k]:]`, for every k.
+
+    Returns `DONE`, or the first k of which not all bytes were read.
+    """
+    return _read_files(*map(np.ascontiguousarray, (descriptors, begins, sizes, targets)), out)

@@ -6,8 +6,8 @@
 
 Streams read in order or through a shuffle buffer, each record in exactly one part.
 
-May import: `errors`, `filesystem`, `identity`, `order`, `shapes`. Imported by: `cli`, `preparation`, `pytorch`,
-`transforms`. Holds state: the objects given as sources, by name.
+May import: `errors`, `filesystem`, `identity`, `order`, `shapes`, `shards`. Imported by: `cli`, `preparation`,
+`pytorch`, `transforms`. Holds state: the objects given as sources, by name.
 """
 
 from penstock.sources._files import read_file

@@ -1,0 +1,268 @@
+"""Samples of tars, read where they are: positions from the index, bytes by positioned reads.
+
+    indices -> the index says tar, first byte and size, by kernels, from its map -> one kernel reads all into place
+
+Nothing is mapped, so a tar that is cut off while it is read is an error and no signal. Every place is compared with the
+size of its tar, and every tar with the size and time that it had when it was indexed, each time it is used.
+
+Where a tar is comes from one function, `path_of`, so that tars may as well be fetched as a whole first.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import DatasetChanged, FormatError, SchemaError, counted
+from penstock.filesystem import PositionedFile
+from penstock.identity import digest
+from penstock.schema import Column, Ragged, Schema, offsets_of
+from penstock.shards import _kernels
+from penstock.shards._open_shards import OPEN_FILES
+from penstock.shards._storage import Spans, check_span, from_front
+from penstock.shards._tar_index import FAULTS, MISSING, Member, TarIndex
+
+Int64 = NDArray[np.int64]
+KEY = "__key__"
+_SHOWN = 3
+
+
+class TarStorage:
+    """Random access to the samples of indexed tars.
+
+    Args:
+        index: Of these tars.
+        paths: Where they are.
+        columns: `{name: type}` of the members to open; an empty type is the usual one, None means all members.
+
+    Raises:
+        SchemaError: there is no such member, or it cannot have that type.
+    """
+
+    def __init__(self, index: TarIndex, paths: Sequence[Path], columns: Mapping[str, str] | None) -> None:
+        self.index, self.paths = index, tuple(paths)
+        self._places = {member.name: place for place, member in enumerate(index.members)}
+        wanted = dict.fromkeys([KEY, *self._places], "") if columns is None else columns
+        self.schema = Schema(tuple(self._column(name, spec) for name, spec in wanted.items()))
+        self.num_samples = index.folder.num_samples
+        self._starts = offsets_of([tar.num_samples for tar in index.tars])
+        self._sizes = np.array([tar.num_bytes for tar in index.tars], np.int64)
+        self._open: dict[int, PositionedFile] = {}
+        self.attributes: Mapping[str, Any] = {
+            "checksums": "none",
+            **({"ignored_members": ignored} if (ignored := sum(tar.num_ignored for tar in index.tars)) else {}),
+        }
+
+    def path_of(self, number: int) -> Path:
+        """Where a tar is on this machine."""
+        return self.paths[number]
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the data: sizes and headers of the tars, and how they are read."""
+        tars = [f"{tar.num_bytes} {tar.num_samples} {tar.checksum:08x}" for tar in self.index.tars]
+        return digest("\n".join([repr(self.schema.to_json()), *tars]))
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all columns that are open."""
+        return sum(self.num_elements(column) * column.item_bytes for column in self.schema.columns)
+
+    def provenance(self) -> Mapping[str, Any]:
+        """The tar of every sample, and its place among the samples there."""
+        tars = self.index.tars
+        splits = [[number, 0, tar.num_bytes, tar.num_samples, None] for number, tar in enumerate(tars)]
+        return {"origins": {"files": [os.fspath(path) for path in self.paths], "splits": splits}}
+
+    def whole_samples(self) -> tuple[NDArray[np.bool_] | None, dict[str, int]]:
+        """(whether each sample can be read, how many cannot by reason); None and nothing if all can."""
+        reasons = {reason: count for reason, count in self.index.faults.items() if count}
+        lacking = {name: self.num_samples - self._member(name).num_samples for name in self.schema if name != KEY}
+        wrong = {each.name: self._member(each.name).num_wrong for each in self.schema.columns if self._is_number(each)}
+        if not reasons and not any(lacking.values()) and not any(wrong.values()):
+            return None, {}
+        everything = np.arange(self.num_samples)
+        faults = self.index.read("fault", everything)
+        is_whole = faults == 0
+        reasons = {reason: int((faults == code).sum()) for code, reason in enumerate(FAULTS) if code}
+        for name in lacking:
+            is_there = self._numbers("size", name, everything) != MISSING
+            reasons[f"no {name}"] = int((is_whole & ~is_there).sum())
+            is_whole &= is_there
+        for name in wrong:
+            is_right = self._numbers("is_number", name, everything)
+            reasons[f"{name} is no number"] = int((is_whole & ~is_right).sum())
+            is_whole &= is_right
+        return is_whole, {reason: count for reason, count in reasons.items() if count}
+
+    def name_some(self, indices: Int64) -> str:
+        """The keys of the first few of these samples, and where they are."""
+        some = indices[:_SHOWN]
+        keys = self.index.folder.read_ragged(self.index.column("key"), some)
+        numbers = np.searchsorted(self._starts, some, side="right") - 1
+        named = [
+            f"{bytes(key).decode(errors='replace')!r:.200} in {self.index.tars[number].name}"
+            for key, number in zip(keys, numbers.tolist(), strict=True)
+        ]
+        return ", ".join(named) + (", …" if len(indices) > _SHOWN else "")
+
+    def read_fixed(self, column: Column, indices: Int64, out: NDArray[Any]) -> None:
+        self.index.folder.read_fixed(self._stored(column), indices, out)
+
+    def read_ragged(self, column: Column, indices: Int64) -> Ragged:
+        if column.name == KEY:
+            return self.index.folder.read_ragged(self._stored(column), indices)
+        indices = from_front(indices, self.num_samples)
+        begins, sizes, tars = self._find(column, indices)
+        ends = offsets_of(sizes)
+        values = np.empty(int(ends[-1]), np.uint8)
+        asked, places = np.unique(tars, return_inverse=True)
+        most = OPEN_FILES.limit // 4
+        for first in range(0, len(asked), most):
+            some = asked[first : first + most].tolist()
+            files = [self._file(number) for number in some]
+            here = slice(None) if len(asked) <= most else np.flatnonzero((places >= first) & (places < first + most))
+            descriptors = np.array([file.descriptor for file in files], np.int64)[places[here] - first]
+            places_here, done = np.arange(len(indices))[here], 0
+            some_begins, some_sizes, targets = begins[here], sizes[here], ends[:-1][here]
+            while done < len(descriptors):
+                rest = (some_begins[done:], some_sizes[done:], targets[done:])
+                if (stopped := _kernels.read_files(descriptors[done:], *rest, values)) == _kernels.DONE:
+                    break
+                place = int(places_here[done + stopped])
+                begin, end = ends[place : place + 2].tolist()
+                first_byte = int(begins[place])  # this read raises, or succeeds after all
+                values[begin:end] = self._file(int(tars[place])).read(first_byte, first_byte + end - begin)
+                done += stopped + 1
+        return Ragged(values, ends, True)
+
+    def read_spans(self, column: Column, spans: Spans, out: NDArray[Any]) -> None:
+        found = self.read_ragged(column, spans.indices)
+        for place, (first, size, target) in enumerate(
+            zip(spans.firsts.tolist(), spans.sizes.tolist(), spans.targets.tolist(), strict=True)
+        ):
+            begin, end = found.offsets[place : place + 2].tolist()
+            check_span(first, size, end - begin)
+            out[target : target + size] = found.values[begin + first : begin + first + size]
+
+    def lengths_of(self, column: Column, indices: Int64) -> Int64:
+        if column.name == KEY:
+            return self.index.folder.lengths_of(self._stored(column), indices)
+        return self._find(column, indices)[1]
+
+    def read_stream(self, column: Column, firsts: Int64, out: NDArray[Any]) -> None:
+        self.index.folder.read_stream(self._stored(column), firsts, out)
+
+    def num_elements(self, column: Column) -> int:
+        if column.name == KEY:
+            return self.index.folder.num_elements(self._stored(column))
+        return self._member(column.name).num_bytes if column.is_ragged else self.num_samples
+
+    def value(self, column: Column, index: int) -> NDArray[Any]:
+        if not column.is_ragged or column.name == KEY:
+            [index] = from_front(np.array([index]), self.num_samples).tolist()
+            return self.index.folder.value(self._stored(column), index)
+        return self.read_ragged(column, np.array([index])).values
+
+    def lengths(self, column: Column, begin: int, end: int) -> Int64:
+        return self.lengths_of(column, np.arange(begin, end))
+
+    def will_need(self, column: Column, begin: int, end: int) -> None:
+        for number, first, last in self._extents(column, begin, end):
+            self._file(number).will_need(first, last)
+
+    def dont_need(self, column: Column, begin: int, end: int) -> None:
+        for number, first, last in self._extents(column, begin, end):
+            self._file(number).dont_need(first, last)
+
+    def check_samples(self, column: Column, begin: int, end: int) -> None:
+        """Nothing to check: tars have no checksums."""
+
+    def close_shards(self, numbers: set[int]) -> None:
+        """Forget these tars; they close when the last reader is done with them."""
+        for number in numbers:
+            self._open.pop(number, None)
+
+    def _extents(self, column: Column, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """(tar, first byte, last byte) of what neighbouring samples take."""
+        if not column.is_ragged or column.name == KEY or begin >= end:
+            return
+        first = int(np.searchsorted(self._starts, begin, side="right")) - 1
+        for number in range(first, int(np.searchsorted(self._starts, end, side="left"))):
+            low, high = max(begin, int(self._starts[number])), min(end, int(self._starts[number + 1]))
+            if low < high:
+                begins, sizes, _ = self._find(column, np.array([low, high - 1]))
+                yield number, int(begins[0]), int(begins[1] + sizes[1])
+
+    def _find(self, column: Column, indices: Int64) -> tuple[Int64, Int64, Int64]:
+        """(first bytes, sizes, tars) of a member of samples.
+
+        Raises:
+            FormatError: the index leads outside of a tar; it may be a stranger's.
+        """
+        begins, sizes = (self._numbers(what, column.name, indices) for what in ("begin", "size"))
+        tars = np.searchsorted(self._starts, indices, side="right") - 1
+        is_wrong = (begins < 0) | (sizes < 0) | (sizes > self._sizes[tars]) | (begins > self._sizes[tars] - sizes)
+        if is_wrong.any():
+            place = int(np.flatnonzero(is_wrong)[0])
+            raise FormatError(
+                f"{self.paths[tars[place]]}: its index says that {column.name!r} of sample {indices[place]:,} is "
+                f"outside of the tar. Remove {self.index.folder.path}, and open the tars again."
+            )
+        return begins, sizes, tars
+
+    def _file(self, number: int) -> PositionedFile:
+        """A tar, which must be as it was when it was indexed.
+
+        Raises:
+            DatasetChanged: it is not.
+        """
+        file, tar = self._open.get(number), self.index.tars[number]
+        if file is None:
+            OPEN_FILES.make_room()
+            file = self._open.setdefault(number, PositionedFile(self.path_of(number).resolve()))
+            OPEN_FILES.opened(self, number)
+        status = os.fstat(file.descriptor)
+        if (status.st_size, status.st_mtime_ns) != (tar.num_bytes, tar.modified):
+            raise DatasetChanged(f"{file.path}: the tar changed since it was indexed. Open the dataset again.")
+        return file
+
+    def _numbers(self, what: str, name: str, indices: Int64) -> NDArray[Any]:
+        return self.index.read(f"{what}{self._places[name]}", indices)
+
+    def _stored(self, column: Column) -> Column:
+        """The column of the index that holds all of a column."""
+        return self.index.column("key" if column.name == KEY else f"number{self._places[column.name]}")
+
+    def _member(self, name: str) -> Member:
+        return self.index.members[self._places[name]]
+
+    def _is_number(self, column: Column) -> bool:
+        return not column.is_ragged
+
+    def _column(self, name: str, spec: str) -> Column:
+        if name == KEY and spec in ("", "bytes"):
+            return Column.parse(KEY, "bytes")
+        if name not in self._places:
+            known = ", ".join(map(repr, [KEY, *self._places]))
+            raise SchemaError(f"{self.paths[0].parent}: no member {name!r} in the tars; they have {known}.")
+        usual = "int64" if self._member(name).is_number else "bytes"
+        if spec not in ("", "bytes", usual):
+            raise SchemaError(
+                f"Column {name!r}: members of tars are 'bytes', {usual!r} here, not {spec!r}. Decode in a map."
+            )
+        return Column.parse(name, spec or usual)
+
+
+def describe_faults(storage: TarStorage, is_whole: NDArray[np.bool_], reasons: Mapping[str, int]) -> str:
+    """What is wrong with samples, how often, and with which."""
+    bad = np.flatnonzero(~is_whole)
+    counts = ", ".join(f"{reason}: {count:,}" for reason, count in reasons.items())
+    return (
+        f"{counted(len(bad), 'sample')} of {storage.num_samples:,} cannot be read ({counts}): {storage.name_some(bad)}"
+    )
