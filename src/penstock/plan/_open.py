@@ -116,6 +116,8 @@ def open_dataset(
         paths = list(path)
     else:
         return _open_object(path, columns, on_error)
+    if not paths:
+        raise ValueError("open(): the list of paths is empty.")
     if is_url(paths[0]):
         described = {"format": format, "dtype": dtype, "shape": shape, "column": column, "columns": columns}
         if unfit := [name for name, value in {**described, "offset": offset or None}.items() if value is not None]:
@@ -248,8 +250,6 @@ def _resolve_format(paths: Sequence[str], format: Format | None) -> Literal["pen
     if format is not None:
         check_choice("format", format, get_args(Format))
         return format
-    if not paths:
-        raise ValueError("open(): the list of paths is empty.")
     path = Path(paths[0])
     if (files := guess_files_format(paths[0])) is not None:
         return files

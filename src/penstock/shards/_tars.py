@@ -121,24 +121,12 @@ class TarStorage:
         begins, sizes, tars = self._find(column, indices)
         ends = offsets_of(sizes)
         values = np.empty(int(ends[-1]), np.uint8)
-        asked, places = np.unique(tars, return_inverse=True)
+        asked, numbers = np.unique(tars, return_inverse=True)
         most = OPEN_FILES.limit // 4
         for first in range(0, len(asked), most):
-            some = asked[first : first + most].tolist()
-            files = [self._file(number) for number in some]
-            here = slice(None) if len(asked) <= most else np.flatnonzero((places >= first) & (places < first + most))
-            descriptors = np.array([file.descriptor for file in files], np.int64)[places[here] - first]
-            places_here, done = np.arange(len(indices))[here], 0
-            some_begins, some_sizes, targets = begins[here], sizes[here], ends[:-1][here]
-            while done < len(descriptors):
-                rest = (some_begins[done:], some_sizes[done:], targets[done:])
-                if (stopped := _kernels.read_files(descriptors[done:], *rest, values)) == _kernels.DONE:
-                    break
-                place = int(places_here[done + stopped])
-                begin, end = ends[place : place + 2].tolist()
-                first_byte = int(begins[place])  # this read raises, or succeeds after all
-                values[begin:end] = self._file(int(tars[place])).read(first_byte, first_byte + end - begin)
-                done += stopped + 1
+            files = [self._file(number) for number in asked[first : first + most].tolist()]
+            here = np.flatnonzero((numbers >= first) & (numbers < first + most))
+            _fill(values, files, numbers[here] - first, begins[here], sizes[here], ends[here])
         return Ragged(values, ends, True)
 
     def read_spans(self, column: Column, spans: Spans, out: NDArray[Any]) -> None:
@@ -166,8 +154,10 @@ class TarStorage:
     def value(self, column: Column, index: int) -> NDArray[Any]:
         if not column.is_ragged or column.name == KEY:
             [index] = from_front(np.array([index]), self.num_samples).tolist()
-            return self.index.folder.value(self._stored(column), index)
-        return self.read_ragged(column, np.array([index])).values
+            found: NDArray[Any] = self.index.folder.value(self._stored(column), index)
+            return found
+        read: NDArray[Any] = self.read_ragged(column, np.array([index])).values
+        return read
 
     def lengths(self, column: Column, begin: int, end: int) -> Int64:
         return self.lengths_of(column, np.arange(begin, end))
@@ -257,6 +247,30 @@ class TarStorage:
                 f"Column {name!r}: members of tars are 'bytes', {usual!r} here, not {spec!r}. Decode in a map."
             )
         return Column.parse(name, spec or usual)
+
+
+def _fill(
+    values: NDArray[np.uint8],
+    files: Sequence[PositionedFile],
+    numbers: Int64,
+    begins: Int64,
+    sizes: Int64,
+    targets: Int64,
+) -> None:
+    """Read `sizes[k]` bytes from byte `begins[k]` of `files[numbers[k]]` to `values[targets[k]:]`, for every k.
+
+    Raises:
+        StorageError: they cannot be read.
+    """
+    descriptors, done = np.array([file.descriptor for file in files], np.int64)[numbers], 0
+    while done < len(numbers):
+        stopped = _kernels.read_files(descriptors[done:], begins[done:], sizes[done:], targets[done:], values)
+        if stopped == _kernels.DONE:
+            return
+        done += stopped
+        begin, size, target = (int(each[done]) for each in (begins, sizes, targets))
+        values[target : target + size] = files[numbers[done]].read(begin, begin + size)  # raises, or succeeds after all
+        done += 1
 
 
 def describe_faults(storage: TarStorage, is_whole: NDArray[np.bool_], reasons: Mapping[str, int]) -> str:
