@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import s3lite
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.py"))
 
@@ -43,6 +45,17 @@ def test_the_list_names_files_that_exist() -> None:
 def test_a_stream_of_a_table_is_trained_on_and_resumed(tmp_path: Path) -> None:
     assert "step 20: loss" in run("csv_stream.py", tmp_path, "--steps", 20)
     assert "going on at step 20" in run("csv_stream.py", tmp_path, "--steps", 40)
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(300)
+def test_a_bucket_is_prepared_into_and_trained_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with s3lite.serve(tmp_path / "s3") as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        assert "step 20: loss" in run("object_store.py", tmp_path / "run", "s3://bucket/corpus", "--steps", 20)
+        assert "going on at step 20" in run("object_store.py", tmp_path / "run", "s3://bucket/corpus", "--steps", 30)
 
 
 @pytest.mark.stress

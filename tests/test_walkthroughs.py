@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import s3lite
 from given import GIVEN
 from pages import blocks_of, follow, given_by
 
@@ -28,6 +30,16 @@ def named(page: Path) -> Any:
     return pytest.param(page, id=name, marks=OF_FRAMEWORKS if name in FRAMEWORKS else ())
 
 
+@pytest.fixture
+def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An empty bucket of this name, on a server that the environment names."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with s3lite.serve(tmp_path / "s3") as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        yield
+
+
 @pytest.mark.parametrize("page", [named(page) for page in PAGES])
 def test_a_page_does_what_it_says(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
@@ -37,14 +49,14 @@ def test_a_page_does_what_it_says(
         request.getfixturevalue("inline")
     text = page.read_text()
     for name in given_by(text):
-        GIVEN[name]()
+        request.getfixturevalue(name) if name == "bucket" else GIVEN[name]()
     follow(text)
 
 
 def test_what_pages_install_is_there_to_be_installed() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     text = "\n".join(page.read_text() for page in [*PAGES, ROOT / "README.md"])
-    asked = [name for each in re.findall(r"penstock\[([\w,]+)\]", text) for name in each.split(",")]
+    asked = [name for each in re.findall(r"penstock-data\[([\w,]+)\]", text) for name in each.split(",")]
     assert asked
     assert set(asked) <= set(extras)
 

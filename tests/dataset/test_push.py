@@ -113,6 +113,30 @@ def test_after_kill_9_half_way_there_is_no_dataset_and_the_next_run_sends_the_re
     assert sent.isdisjoint(before)
 
 
+@pytest.mark.stress
+@pytest.mark.timeout(600)
+def test_twenty_kills_at_any_moment_cost_little_and_no_reader_ever_sees_half(corpus, server):
+    penstock.push(corpus, "s3://bucket/corpus")
+    folder, old = server.root / "bucket" / "corpus", penstock.open(corpus).fingerprint
+    write(corpus, 1000, mode="append", rows=400)
+    new, before = penstock.open(corpus).fingerprint, server.num_bytes("PUT")
+    server.behave(bandwidth=200_000, latency_seconds=0.05)
+    for number in range(20):
+        seen = len(server.requests())
+        with push_in_a_process(corpus, "s3://bucket/corpus") as process:
+            wait_until(lambda: len(server.requests()) >= seen + number or process.poll() is not None)  # noqa: B023
+            process.send_signal(signal.SIGKILL)
+            assert process.stderr is not None
+            process.stderr.close()
+        assert penstock.open(folder).fingerprint in (old, new)
+        assert penstock.verify(folder).is_sound
+    server.behave()
+    penstock.push(corpus, "s3://bucket/corpus")
+    assert contents(folder).items() >= contents(corpus).items()
+    missing = sum(path.stat().st_size for path in corpus.glob("shard-*")) - before
+    assert server.num_bytes("PUT") - before < 3 * missing
+
+
 def test_a_damaged_shard_is_never_sent_and_the_old_dataset_stays(corpus, server):
     penstock.push(corpus, "s3://bucket/corpus")
     old = contents(corpus)

@@ -40,7 +40,7 @@ def run_verify(arguments: argparse.Namespace) -> int:
 
 def add_stage_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the verb takes."""
-    parser.add_argument("source", metavar="SRC", help="the dataset's folder")
+    parser.add_argument("source", metavar="SRC", help="the dataset's folder, or its URL, such as s3://bucket/corpus")
     parser.add_argument("destination", metavar="DST", help="a folder on this node, such as $SCRATCH")
 
 

@@ -8,7 +8,7 @@
         read      as columns and single samples; their tokens as one stream                      _samples, _tokens
     ShardLayer    which of its samples each shard holds, through all of these                        _shard_map
     find_earlier  a dataset as it was before samples were appended                               _location
-    stage         a verified copy on the node's own storage: all of it, or nothing               _stage
+    stage         a verified copy on the node's own storage: all of it, or nothing               _stage, _stage_remote
     push          the same in an object store                                                      _push
 
 `penstock.Dataset` adds the verbs that make plans, so it stands in `plan`, one line up.
@@ -32,15 +32,7 @@ from penstock.dataset._location import (
     find_earlier,
     open_store_folder,
 )
-from penstock.dataset._push import (
-    Pushed,
-    RemoteManifest,
-    check_destination_url,
-    parcel_of,
-    push,
-    put_manifest,
-    read_remote,
-)
+from penstock.dataset._push import Pushed, check_destination_url, parcel_of, push, put_manifest
 from penstock.dataset._samples import (
     Columns,
     Sample,
@@ -55,6 +47,7 @@ from penstock.dataset._samples import (
 from penstock.dataset._selections import Condition, SplitPart, find_samples, find_true, split_parts
 from penstock.dataset._shard_map import ShardLayer, element_layers, sample_layers, shard_edges
 from penstock.dataset._stage import Scratch, StorageKind, find_scratch, stage, storage_kind
+from penstock.dataset._stage_remote import RemoteManifest, read_remote
 from penstock.dataset._tokens import (
     TokenStream,
     check_mask_lengths,

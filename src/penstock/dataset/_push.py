@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.dataset._stage import OnProgress
-from penstock.errors import DatasetExists, FormatError, ObjectMissing, WriterBusy, counted
+from penstock.dataset._stage_remote import RemoteManifest, read_remote
+from penstock.errors import DatasetExists, WriterBusy, counted
 from penstock.filesystem import is_url, local_path
 from penstock.remote import Parcel, Sender, Store, check_url, connect
 from penstock.shards import (
@@ -28,7 +29,6 @@ from penstock.shards import (
     Manifest,
     find_faults,
     is_file_of_a_dataset,
-    parse_manifest,
     read_manifest,
 )
 
@@ -141,30 +141,6 @@ def check_destination_url(url: str) -> str:
 def parcel_of(folder: Path, manifest: Manifest, entry: Any) -> Parcel:
     """One file of a dataset, to be sent."""
     return Parcel(entry.name, folder / entry.name, entry.num_bytes, lambda: find_faults(folder, entry, manifest.schema))
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteManifest:
-    """The object that makes a prefix a dataset."""
-
-    raw: bytes
-    etag: str | None
-    manifest: Manifest | None
-    """None if it is not the manifest of a dataset, or is damaged."""
-
-
-def read_remote(store: Store) -> RemoteManifest | None:
-    """The dataset that is there; None if there is none."""
-    try:
-        found = store.get_whole(MANIFEST_NAME)
-    except ObjectMissing:
-        return None
-    assert found is not None
-    raw, etag = found
-    try:
-        return RemoteManifest(raw, etag, parse_manifest(raw, f"{store.url}/{MANIFEST_NAME}"))
-    except FormatError:
-        return RemoteManifest(raw, etag, None)
 
 
 def check_related(url: str, before: RemoteManifest | None, manifest: Manifest) -> None:

@@ -1,5 +1,7 @@
 """Copy a dataset to node-local storage: verified, resumable, one copy per node however many ranks want it.
 
+The source is a folder, or the URL of a dataset in an object store (`_stage_remote`).
+
     DST/.corpus.staging/.lock       held by the process that copies, and released when it dies; others wait
     DST/.corpus.staging/data/…      complete files, each renamed into place after its bytes were synced
     DST/corpus                      appears at once, by a rename, after every checksum was verified
@@ -18,17 +20,19 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from penstock.dataset._stage_remote import RemoteSource, Source
 from penstock.errors import CorruptionError, DatasetExists, IncompleteDataset, StorageError, WriterBusy, counted
 from penstock.filesystem import (
     DirectoryLock,
     PositionedFile,
     filesystem_type,
     is_network_filesystem,
+    is_url,
     local_path,
     make_directory,
     remove_if_present,
@@ -36,7 +40,8 @@ from penstock.filesystem import (
     storage_errors,
     sync_directory,
 )
-from penstock.shards import Manifest, read_manifest, verify
+from penstock.remote import connect
+from penstock.shards import read_manifest, verify
 
 _CHUNK_BYTES = 8 << 20
 _LOOK_SECONDS = 0.2
@@ -83,7 +88,7 @@ def stage(
     """Copy a dataset into a folder on this node, unless it is there; any number of processes may call this at once.
 
     Args:
-        source: The dataset's folder.
+        source: The dataset's folder, or its URL, such as s3://bucket/corpus.
         destination: An existing folder, such as `$SCRATCH`; the dataset becomes a folder of the same name in it.
         on_progress: Called with (bytes done, bytes in all) in the process that copies.
 
@@ -91,36 +96,55 @@ def stage(
         IncompleteDataset: there is no dataset at the source, or no folder at the destination.
         DatasetExists: another dataset, a link, or another user's file or folder has that name at the destination.
         CorruptionError: bytes of the source differ from their checksums.
-        StorageError: the destination is full, read-only or gone; what was copied stays, and can be continued.
+        StorageError: the destination is full, read-only or gone, or the store refuses; what was copied stays, and can
+            be continued.
     """
-    begin = time.monotonic()
-    folder, scratch = local_path(source, "a dataset").absolute(), local_path(destination, "a folder").absolute()
-    manifest = read_manifest(folder)
-    if not scratch.is_dir():
-        problem = (
-            "a file, not a folder. Name a folder" if scratch.exists() else "no such folder. Create it, or name one"
-        )
-        raise IncompleteDataset(f"{scratch}: {problem} on this node ($SCRATCH).")
-    final = scratch / folder.name
-    real, real_scratch = folder.resolve(), scratch.resolve()
-    if real in (real_scratch, *real_scratch.parents):
-        raise DatasetExists(f"{scratch} is the dataset itself, or in it. Give a folder elsewhere, such as $SCRATCH.")
-    if final.resolve() == real:
-        raise DatasetExists(f"{folder} is already in {scratch}: staging it there would copy it onto itself.")
-    copied = 0
-    while not _is_there(final, folder, manifest):
-        if (copied := _copy_or_wait(folder, manifest, final, on_progress)) >= 0:
-            break
+    begin, scratch = time.monotonic(), local_path(destination, "a folder").absolute()
+    with contextlib.ExitStack() as stack:
+        found: Source
+        if is_url(source):
+            store = stack.enter_context(connect(os.fspath(source)))
+            found = RemoteSource(store)
+        else:
+            found = _FolderSource(local_path(source, "a dataset").absolute())
+        final = _check_scratch(scratch, found)
+        copied = 0
+        while not _is_there(final, found):
+            if (copied := _copy_or_wait(found, final, on_progress)) >= 0:
+                break
     return Staged(
         path=final,
-        num_bytes=manifest.num_bytes,
+        num_bytes=found.manifest.num_bytes,
         copied_bytes=max(0, copied),
         seconds=time.monotonic() - begin,
         is_remote=is_network_filesystem(scratch),
     )
 
 
-def _is_there(final: Path, folder: Path, manifest: Manifest) -> bool:
+def _check_scratch(scratch: Path, source: Source) -> Path:
+    """Where the copy of the dataset will be in this folder.
+
+    Raises:
+        IncompleteDataset: there is no such folder.
+        DatasetExists: the folder is the dataset's own.
+    """
+    if not scratch.is_dir():
+        problem = (
+            "a file, not a folder. Name a folder" if scratch.exists() else "no such folder. Create it, or name one"
+        )
+        raise IncompleteDataset(f"{scratch}: {problem} on this node ($SCRATCH).")
+    final = scratch / source.name
+    if source.folder is None:
+        return final
+    folder, real, real_scratch = source.folder, source.folder.resolve(), scratch.resolve()
+    if real in (real_scratch, *real_scratch.parents):
+        raise DatasetExists(f"{scratch} is the dataset itself, or in it. Give a folder elsewhere, such as $SCRATCH.")
+    if final.resolve() == real:
+        raise DatasetExists(f"{folder} is already in {scratch}: staging it there would copy it onto itself.")
+    return final
+
+
+def _is_there(final: Path, source: Source) -> bool:
     """Whether the dataset has been staged.
 
     Raises:
@@ -128,9 +152,9 @@ def _is_there(final: Path, folder: Path, manifest: Manifest) -> bool:
     """
     if not os.path.lexists(final):
         return False
-    _check_owner(final, folder)
+    _check_owner(final, source)
     try:
-        is_same = read_manifest(final).fingerprint == manifest.fingerprint
+        is_same = read_manifest(final).fingerprint == source.manifest.fingerprint
     except IncompleteDataset:
         is_same = False
     if not is_same:
@@ -138,25 +162,26 @@ def _is_there(final: Path, folder: Path, manifest: Manifest) -> bool:
     return True
 
 
-def _check_owner(path: Path, folder: Path) -> None:
+def _check_owner(path: Path, source: Source) -> None:
     """Refuse a folder that somebody else may have put there: scratch is often shared, and copies are trusted.
 
     Raises:
         DatasetExists: it is a link, or belongs to a user other than this one, the source's owner or root.
     """
     status = os.lstat(path)
-    owners = {os.geteuid(), 0, os.stat(folder).st_uid, os.stat("/").st_uid}  # "/": root, in a user namespace
+    owners = {os.geteuid(), 0, os.stat("/").st_uid}  # "/": root, in a user namespace
+    owners |= set() if source.folder is None else {os.stat(source.folder).st_uid}
     if not stat.S_ISDIR(status.st_mode) or status.st_uid not in owners:
         whose = f"belongs to user {status.st_uid}" if stat.S_ISDIR(status.st_mode) else "is a link, or not a folder"
         raise DatasetExists(f"{path} {whose}. Remove it, or stage into a folder of your own.")
 
 
-def _copy_or_wait(folder: Path, manifest: Manifest, final: Path, on_progress: OnProgress | None) -> int:
+def _copy_or_wait(source: Source, final: Path, on_progress: OnProgress | None) -> int:
     """Bytes copied; -1 if another process was copying, and the dataset may be there now."""
     staging = final.parent / f".{final.name}.staging"
     make_directory(staging)
     with contextlib.suppress(FileNotFoundError):  # the process that finished has just removed it
-        _check_owner(staging, folder)
+        _check_owner(staging, source)
     lock = DirectoryLock(staging)
     try:
         lock.acquire()
@@ -168,9 +193,9 @@ def _copy_or_wait(folder: Path, manifest: Manifest, final: Path, on_progress: On
             return -1
         raise
     try:
-        if _is_there(final, folder, manifest):
+        if _is_there(final, source):
             return -1
-        return _copy(folder, manifest, staging / "data", final, on_progress)
+        return _copy(source, staging / "data", final, on_progress)
     finally:
         with contextlib.suppress(OSError):  # renamed into place, or not empty: the next run continues with those files
             os.rmdir(staging / "data")
@@ -179,28 +204,50 @@ def _copy_or_wait(folder: Path, manifest: Manifest, final: Path, on_progress: On
             os.rmdir(staging)
 
 
-def _copy(folder: Path, manifest: Manifest, data: Path, final: Path, on_progress: OnProgress | None) -> int:
+def _copy(source: Source, data: Path, final: Path, on_progress: OnProgress | None) -> int:
     make_directory(data)
-    _check_owner(data, folder)
-    sizes = _sizes(folder, manifest)
+    _check_owner(data, source)
+    sizes = source.sizes()
     missing = {name: size for name, size in sizes.items() if not _is_complete(data / name, size)}
     _check_room(final, sum(missing.values()))
     total, done = sum(sizes.values()), sum(sizes.values()) - sum(missing.values())
-    for name in missing:
-        done = _copy_file(folder / name, data / name, done, total, on_progress)
+    source.copy(missing, data, (lambda count: None) if on_progress is None else _Tally(done, total, on_progress).add)
     sync_directory(data)
-    _verify(data, folder)
     with storage_errors(final, doing="renamed into place"):
         os.rename(data, final)
     sync_directory(final.parent)
     return sum(missing.values())
 
 
-def _sizes(folder: Path, manifest: Manifest) -> dict[str, int]:
-    """Bytes of each file, the manifest last."""
-    names = [*sorted(manifest.file_names), *(name for name in reversed(_OTHERS) if (folder / name).exists())]
-    with storage_errors(folder, doing="read"):
-        return {name: (folder / name).stat().st_size for name in names}
+class _Tally:
+    """Adds up what is done, for the caller's bar."""
+
+    def __init__(self, done: int, total: int, on_progress: OnProgress) -> None:
+        self._done, self._total, self._on_progress = done, total, on_progress
+
+    def add(self, num_bytes: int) -> None:
+        """So many bytes more are done."""
+        self._done += num_bytes
+        self._on_progress(self._done, self._total)
+
+
+class _FolderSource:
+    """A dataset in a folder. Copies are verified in the end, all together, by reading them back."""
+
+    def __init__(self, folder: Path) -> None:
+        self.name, self.folder, self.manifest = folder.name, folder, read_manifest(folder)
+
+    def sizes(self) -> dict[str, int]:
+        others = (name for name in reversed(_OTHERS) if (self.folder / name).exists())
+        with storage_errors(self.folder, doing="read"):
+            names = [*sorted(self.manifest.file_names), *others]
+            return {name: (self.folder / name).stat().st_size for name in names}
+
+    def copy(self, sizes: Mapping[str, int], data: Path, on_bytes: Callable[[int], None]) -> None:
+        for name in sizes:
+            _copy_file(self.folder / name, data / name, on_bytes)
+        sync_directory(data)
+        _verify(data, self.folder)
 
 
 def _is_complete(path: Path, size: int) -> bool:
@@ -221,8 +268,7 @@ def _check_room(final: Path, needed: int) -> None:
         )
 
 
-def _copy_file(source: Path, target: Path, done: int, total: int, on_progress: OnProgress | None) -> int:
-    """Copy a file; returns the total bytes done."""
+def _copy_file(source: Path, target: Path, on_bytes: Callable[[int], None]) -> None:
     working = target.with_name(f"{target.name}.partial")
     remove_if_present(working)
     with storage_errors(source, doing="read"):
@@ -232,11 +278,10 @@ def _copy_file(source: Path, target: Path, done: int, total: int, on_progress: O
     try:
         with storage_errors(working, doing="copied"):
             for begin in range(0, file.size, _CHUNK_BYTES):
-                piece = memoryview(file.read(begin, min(begin + _CHUNK_BYTES, file.size)).data)
+                chunk = piece = memoryview(file.read(begin, min(begin + _CHUNK_BYTES, file.size)).data)
                 while piece:
                     piece = piece[os.write(descriptor, piece) :]
-                if on_progress is not None:
-                    on_progress(done + min(begin + _CHUNK_BYTES, file.size), total)
+                on_bytes(len(chunk))
             os.fsync(descriptor)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -245,7 +290,6 @@ def _copy_file(source: Path, target: Path, done: int, total: int, on_progress: O
     finally:
         os.close(descriptor)
     rename(working, target)
-    return done + file.size
 
 
 def _verify(data: Path, folder: Path) -> None:

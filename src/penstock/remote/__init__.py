@@ -17,7 +17,7 @@ May import: `errors`, `filesystem`, `workers`. Imported by: `dataset`, `loader`,
 address of this process's fetcher, and the process if it started it.
 """
 
-from penstock.remote._apart import connect
+from penstock.remote._apart import connect, download
 from penstock.remote._cache import Cache, CachedDataset
 from penstock.remote._client import RemoteFolder, open_remote
 from penstock.remote._download import Downloader, Traffic
@@ -43,6 +43,7 @@ __all__ = [
     "check_url",
     "choose_evictions",
     "connect",
+    "download",
     "open_remote",
     "open_store",
 ]

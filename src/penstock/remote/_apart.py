@@ -13,20 +13,26 @@ File systems of fsspec have no such trouble, and may only exist in this process:
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
 import itertools
+import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from penstock.errors import StoreBusy
+from penstock.remote._download import Downloader, Span
 from penstock.remote._store import Head, Store, check_url, is_of_obstore, open_store
 from penstock.workers import Channel, Crew, SentError, fail_setup, guard_life_line
 
 CALLS_AT_ONCE = 32
+_RANGES_AT_ONCE = 8
+"""Of one file."""
 _CLOSE_SECONDS = 5.0
 
 
@@ -45,6 +51,24 @@ def connect(url: str) -> Iterator[Store]:
         yield store
     finally:
         store.close()
+
+
+def download(store: Store, name: str, spans: Sequence[Span], path: Path) -> None:
+    """Write these bytes of an object to the same place of a file, a few ranges at once; the file need not exist.
+
+    Raises:
+        StoreError: the store refuses, or failed too often.
+        OSError: the file cannot be written.
+    """
+    if isinstance(store, _StoreApart):
+        store.download(name, spans, path)
+        return
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        asyncio.run(Downloader(_RANGES_AT_ONCE).fetch(store, name, spans, descriptor))
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +91,8 @@ class _Answer:
 
 def _answer(channel: Channel, store: Store, number: int, method: str, arguments: Any, options: Any) -> None:
     try:
-        answer = getattr(store, method)(*arguments, **options)
+        ask = functools.partial(download, store) if method == "download" else getattr(store, method)
+        answer = ask(*arguments, **options)
         answer = bytes(answer) if isinstance(answer, memoryview) else answer
     except BaseException as error:  # noqa: BLE001 - as above
         answer = SentError.pack(error)
@@ -117,6 +142,10 @@ class _StoreApart:
 
     def delete(self, name: str) -> None:
         self._ask("delete", name)
+
+    def download(self, name: str, spans: Sequence[Span], path: Path) -> None:
+        """As the function of this name."""
+        self._ask("download", name, spans, path)
 
     def names(self) -> list[str]:
         found: list[str] = self._ask("names")
