@@ -7,6 +7,7 @@ import itertools
 import json
 import logging
 import random
+import re
 import socket
 import socketserver
 import threading
@@ -410,6 +411,45 @@ def test_a_list_of_servers_that_makes_no_sense_for_a_while_leaves_the_last_one(
     assert ESCAPE not in caplog.text
     with pytest.raises(ValueError, match="is not an address"):
         penstock.DataLoader(plan, remote=listed).__iter__()
+
+
+NO_ADDRESSES = {
+    "http://user:hunter2@127.0.0.1:9": "'…@127.0.0.1:9' is not an address",
+    "user:hunter2@127.0.0.1:9": "'…@127.0.0.1:9' is not an address",
+    "file:///etc/passwd": "'file:///etc/passwd' is not an address",
+    "127.0.0.1:\uff11\uff12": "is not an address",
+    "127.0.0.1:" + "9" * 5000: "is not an address",
+    "\u202ehost:9": "is not an address",
+    "\ud800:9": "is not an address",
+    "..:9": "'..:9' is not an address",
+    "a" * 64 + ":9": "is not an address",
+    "127.0.0.1:9\r\nX: y": "is not an address",
+    "/dev/zero": "/dev/zero is not a regular file",
+}
+
+
+@pytest.mark.parametrize(("servers", "expected"), NO_ADDRESSES.items())
+def test_what_is_no_address_is_refused_at_once_and_no_password_is_shown(
+    servers: str, expected: str, plan: penstock.Plan
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(expected)) as raised:
+        iter(penstock.DataLoader(plan, remote=servers))
+    assert "hunter2" not in str(raised.value)
+    assert len(str(raised.value)) < 300
+
+
+def test_a_list_is_of_texts_and_of_a_thousand_servers_at_most(plan: penstock.Plan, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="3 is not an address"):
+        iter(penstock.DataLoader(plan, remote=[3]))  # type: ignore[list-item]
+    listed = tmp_path / "servers"
+    listed.write_text("".join(f"127.0.{number >> 8}.{number & 255}:9\n" for number in range(2000)))
+    num_threads = threading.active_count()
+    with pytest.raises(ValueError, match=r"over 1,024 servers"):
+        iter(penstock.DataLoader(plan, remote=listed))
+    listed.write_text("127.0.0.1:9\n" * 100_000)
+    with pytest.raises(FormatError, match=r"1,200,000 bytes; 1,048,576 is the limit"):
+        iter(penstock.DataLoader(plan, remote=listed))
+    assert threading.active_count() == num_threads
 
 
 def test_what_a_server_says_is_safe_to_print_in_a_table(capsys: pytest.CaptureFixture[str]) -> None:

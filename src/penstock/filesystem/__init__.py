@@ -8,9 +8,9 @@
 
 Knows nothing of shards or columns.
 
-May import: `errors`. Imported by: `cli`, `dataset`, `doctor`, `loader`, `plan`, `preparation`, `remote`, `shards`,
-`sources`, `transforms`, `tuning`. Holds state: the locks held by this process, weakly, so that a forked child lets go
-of them.
+May import: `errors`. Imported by: `cli`, `dataset`, `doctor`, `loader`, `plan`, `preparation`, `remote`,
+`service`, `shards`, `sources`, `transforms`, `tuning`. Holds state: the locks held by this process, weakly, so that a
+forked child lets go of them.
 """
 
 from penstock.filesystem._durable import (

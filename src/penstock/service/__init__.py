@@ -11,8 +11,8 @@
 Because a batch is a pure function of the plan, a server needs no state, any of them will do, and asking twice is asking
 once. A request has no body and names only numbers and the plan's fingerprint; nothing is unpickled on either side.
 
-May import: `errors`, `loader`, `machine`, `plan`, `schema`, `shapes`, `shards`, `workers`. Imported by: `cli`,
-`pytorch`. Holds no state.
+May import: `errors`, `filesystem`, `loader`, `machine`, `plan`, `schema`, `shapes`, `shards`, `workers`. Imported by:
+`cli`, `pytorch`. Holds no state.
 """
 
 from penstock.service._certificates import make_certificates

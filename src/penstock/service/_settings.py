@@ -22,10 +22,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from penstock.filesystem import read_small
+
 DEFAULT_PORT = 8815
 Servers = str | os.PathLike[str] | Sequence[str]
 """One address `host:port`, or several; a host name stands for all its addresses. A path is a file with one per line."""
 logger = logging.getLogger(__name__)
+_MAX_SERVERS, _MAX_LIST_BYTES = 1024, 1 << 20
 _MIN_TOKEN_CHARACTERS, _MAX_TOKEN_CHARACTERS = 16, 4096
 
 
@@ -51,9 +54,17 @@ def split_address(text: str) -> tuple[str, int]:
     if not found or (":" in host and not host.startswith("[")):  # no port, or an IPv6 address without brackets
         host, port = text.strip(), str(DEFAULT_PORT)
     host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isdigit() or int(port) > 65535 or "/" in host or any(map(str.isspace, host)):
-        raise ValueError(f"{text!r} is not an address; expected host:port, as in 'cpu1:{DEFAULT_PORT}'.")
+    is_port = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535
+    if not host or not is_port or not host.isprintable() or any(each in " /@" for each in host):
+        raise _not_an_address(text)
     return host, int(port)
+
+
+def _not_an_address(text: str) -> ValueError:
+    """What is before an @ may be a password."""
+    before, found, address = text.rpartition("@")
+    shown = f"…@{address}" if found else before + address
+    return ValueError(f"{shown[:100]!r} is not an address; expected host:port, as in 'cpu1:{DEFAULT_PORT}'.")
 
 
 def join_address(host: str, port: int) -> str:
@@ -65,7 +76,8 @@ def resolve(servers: Servers) -> list[Address]:
     """Every server there is now, by address; hosts that cannot be resolved are left out.
 
     Raises:
-        ValueError: something is not an address.
+        TypeError: an address is no text.
+        ValueError: something is not an address, the file is no such list, or there are too many servers.
         OSError: the file cannot be read.
     """
     found: dict[tuple[str, int], Address] = {}
@@ -75,17 +87,25 @@ def resolve(servers: Servers) -> list[Address]:
             infos = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
         except OSError:
             continue
+        except UnicodeError:  # a label is empty, longer than 63 characters, or has such that no name has
+            raise _not_an_address(text) from None
         for *_, (host, *_rest) in infos:
             found.setdefault((str(host), port), Address(str(host), port, name))
+        if len(found) > _MAX_SERVERS:
+            raise ValueError(
+                f"{name} and those before it are over {_MAX_SERVERS:,} servers; each is asked by a thread."
+            )
     return list(found.values())
 
 
 def _listed(servers: Servers) -> list[str]:
-    if isinstance(servers, str) and "/" not in servers:
+    if isinstance(servers, str) and ("/" not in servers or "://" in servers):
         return [servers]
     if isinstance(servers, (str, os.PathLike)):
-        lines = Path(servers).expanduser().read_text(encoding="utf-8").splitlines()
+        lines = read_small(Path(servers).expanduser(), _MAX_LIST_BYTES).decode().splitlines()
         return [text for line in lines if (text := line.partition("#")[0].strip())]
+    if not all(isinstance(each, str) for each in servers):
+        raise TypeError(f"{next(each for each in servers if not isinstance(each, str))!r} is not an address: a str is.")
     return list(servers)
 
 
