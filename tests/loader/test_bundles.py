@@ -17,8 +17,8 @@ from penstock.loader import (
     Pipeline,
     PlanWork,
     SlotPool,
-    Template,
     make_engine,
+    place_arrays,
     plan_items,
     private_slot,
     steps_per_bundle,
@@ -131,8 +131,8 @@ def test_an_error_comes_in_place_of_its_own_batch_and_not_of_its_bundle() -> Non
 def test_one_batch_of_a_bundle_keeps_the_buffer_of_all() -> None:
     pool = SlotPool(private_slot)
     slot = pool.take()
-    template = Template({"x": ((6,), "int64")}, num_pieces=3)
-    arrays = slot.arrays(template)
+    layout = place_arrays({"x": ((6,), "int64")}, num_pieces=3)
+    arrays = slot.arrays(layout)
     arrays["x"][:] = range(6)
     pieces = pool.hand_over(slot, slot.lay_out(arrays))
     assert [piece["x"].tolist() for piece in pieces] == [[0, 1], [2, 3], [4, 5]]
@@ -144,20 +144,20 @@ def test_one_batch_of_a_bundle_keeps_the_buffer_of_all() -> None:
     assert pool.take() is slot
 
 
-def test_a_template_has_the_same_arrays_each_time_and_shares_the_slot_with_others() -> None:
+def test_a_layout_has_the_same_arrays_each_time_and_shares_the_slot_with_others() -> None:
     slot = PrivateSlot()
-    template = Template({"x": ((4,), "int64"), "y": ((2,), "uint8")})
-    first = slot.arrays(template)
+    layout = place_arrays({"x": ((4,), "int64"), "y": ((2,), "uint8")})
+    first = slot.arrays(layout)
     slot.begin()
-    again = slot.arrays(template)
+    again = slot.arrays(layout)
     assert all(first[key] is again[key] for key in first)
     extra = slot.array((3,), np.dtype(np.float32))
-    assert slot.lay_out(again) is template.layout
-    layout = slot.lay_out({**again, "extra": extra, "copied": np.ones(2)})
-    assert layout is not template.layout
+    assert slot.lay_out(again) is layout
+    other = slot.lay_out({**again, "extra": extra, "copied": np.ones(2)})
+    assert other is not layout
     extra[:] = 7
     again["x"][:] = 5
-    found = layout.view(slot.memory(layout.end))
+    found = other.view(slot.memory(other.end))
     assert found["x"].tolist() == [5] * 4
     assert found["extra"].tolist() == [7] * 3
     assert found["copied"].tolist() == [1, 1]

@@ -1,7 +1,5 @@
 """`penstock completion`: what makes a shell complete the command."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 

@@ -1,7 +1,5 @@
 """What `penstock inspect` gathers about a dataset; with `--decode`, its tokens are text."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How a failure is told: a line on standard error, or with `--json` an object on standard output and nothing else."""
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -8,8 +8,6 @@ Sentences under fields are not there at run time, so a class's source is read: 8
 flags have no sentence.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import functools

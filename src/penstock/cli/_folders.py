@@ -1,7 +1,5 @@
 """`penstock verify`, `stage` and `push`: a dataset checked, and copied to this node's own storage or to a store."""
 
-from __future__ import annotations
-
 import argparse
 
 from penstock.cli._flags import Flags, given

@@ -4,8 +4,6 @@ Attributes of a manifest are JSON that anybody may have written, so a value may 
 not write is shown as it is.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -64,7 +64,7 @@ CONTENTS: dict[str, tuple[Verb, ...]] = {
             "doctor",
             "run a training script and find out why it waits for data",
             "penstock doctor --html report.html -- train.py --epochs 1",
-            "_doctor",
+            "_speed",
         ),
         Verb("bench", "measure a loader by itself and with a training step", "penstock bench plan.toml", "_speed"),
         Verb("tune", "find the loader options with which a job trains fastest", "penstock tune job.py", "_speed"),

@@ -1,7 +1,5 @@
 """Parse what people type as values of flags."""
 
-from __future__ import annotations
-
 import argparse
 import csv
 import json

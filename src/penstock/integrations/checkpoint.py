@@ -6,8 +6,6 @@ numbers, and which entries there are depends on where the run stands, while a ch
 the shape that is there. So each rank's state becomes one entry, under the rank's name.
 """
 
-from __future__ import annotations
-
 import io
 from typing import Any, Protocol
 

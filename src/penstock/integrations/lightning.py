@@ -11,8 +11,6 @@ Lightning saves and loads the state of a loader with its checkpoints. What is le
 - **Scalars.** What the loader measured goes to the trainer's loggers, as often as the trainer logs: `LogLoader`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -5,8 +5,6 @@ be given as they are, and `to_tensorboard(writer)` makes one of a `SummaryWriter
 `LoaderScalars` gives the same names from the loader's own statistics, which are always on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Protocol
 

@@ -16,8 +16,6 @@ Four things stand between a plan and a transformers model, and are done here:
   batch of one row would count as much as a full one. Its loss becomes the mean over all targets of the plan, each once.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping

@@ -6,8 +6,6 @@ The dataset is prepared once, by `penstock prepare` with a chat template, and pa
 and packing are left out. It insists on a `datasets.Dataset` when it is made, so it is shown one of a single row.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import datasets

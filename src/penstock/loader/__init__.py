@@ -21,7 +21,7 @@ them at exit.
 from penstock.loader._ahead import FetchAhead
 from penstock.loader._engine import Engine, Result, Wait, WaitedTooLong, WorkerKind
 from penstock.loader._engines import make_engine
-from penstock.loader._layout import Batch, BatchLayout, PlacedArray, PlacedRagged, Template
+from penstock.loader._layout import Batch, BatchLayout, PlacedArray, PlacedRagged, place_arrays
 from penstock.loader._memory import Arena, SlotPool, private_slot
 from penstock.loader._pipeline import (
     LoaderStatistics,
@@ -61,7 +61,6 @@ __all__ = [
     "Result",
     "SettingsFile",
     "SlotPool",
-    "Template",
     "Wait",
     "WaitedTooLong",
     "WorkerKind",
@@ -70,6 +69,7 @@ __all__ = [
     "format_settings",
     "has_batches",
     "make_engine",
+    "place_arrays",
     "plan_items",
     "private_slot",
     "read_settings",

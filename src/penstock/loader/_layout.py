@@ -124,20 +124,16 @@ class BatchLayout:
         return BatchLayout, (self._parts, self.num_pieces)
 
 
-class Template:
-    """The arrays of batches whose shapes are known in advance: placed once, for any number of batches.
+def place_arrays(shapes: Mapping[str, tuple[tuple[int, ...], str]], num_pieces: int = 1) -> BatchLayout:
+    """Where the arrays of batches lie whose shapes are known in advance: placed once, for any number of batches.
 
     With several pieces, the arrays hold the rows of that many batches, one after the other.
     """
-
-    __slots__ = ("layout",)
-
-    def __init__(self, shapes: Mapping[str, tuple[tuple[int, ...], str]], num_pieces: int = 1) -> None:
-        parts, end = {}, 0
-        for key, (shape, dtype) in shapes.items():
-            parts[key] = place_after(end, shape, dtype_from_name(dtype))
-            end = parts[key].end
-        self.layout = BatchLayout(parts, is_lasting=True, num_pieces=num_pieces)
+    parts, end = {}, 0
+    for key, (shape, dtype) in shapes.items():
+        parts[key] = place_after(end, shape, dtype_from_name(dtype))
+        end = parts[key].end
+    return BatchLayout(parts, num_pieces, is_lasting=True)
 
 
 def place_after(end: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> PlacedArray:

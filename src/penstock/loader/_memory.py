@@ -40,7 +40,6 @@ from penstock.loader._layout import (
     PlacedArray,
     PlacedMany,
     PlacedRagged,
-    Template,
     place_after,
 )
 from penstock.schema import Ragged
@@ -58,7 +57,7 @@ class Arena(ABC):
     def __init__(self) -> None:
         self._end = 0
         self._placed: dict[int, tuple[NDArray[Any], PlacedArray]] = {}
-        self._template: Template | None = None
+        self._offered: BatchLayout | None = None
         self._arrays: dict[str, NDArray[Any]] = {}
         self._is_offered = False
         self.is_seen = False
@@ -74,12 +73,12 @@ class Arena(ABC):
         self._placed.clear()
         self._is_offered = False
 
-    def arrays(self, template: Template) -> dict[str, NDArray[Any]]:
-        """All arrays of a template, at the start of the slot: the same as last time if the template is."""
-        if template is not self._template:
-            self._arrays = template.layout.view(self.memory(template.layout.end))
-            self._template = template
-        self._end, self._is_offered = template.layout.end, True
+    def arrays(self, layout: BatchLayout) -> dict[str, NDArray[Any]]:
+        """All arrays of a layout, at the start of the slot: the same as last time if the layout is."""
+        if layout is not self._offered:
+            self._arrays = layout.view(self.memory(layout.end))
+            self._offered = layout
+        self._end, self._is_offered = layout.end, True
         return self._arrays
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -97,8 +96,8 @@ class Arena(ABC):
     def lay_out(self, batch: Mapping[str, Any]) -> BatchLayout:
         """Where each value of a finished batch lies; arrays that are not in the slot yet are copied there."""
         if self._is_offered:
-            assert self._template is not None
-            layout, arrays = self._template.layout, self._arrays
+            assert self._offered is not None
+            layout, arrays = self._offered, self._arrays
             if batch.keys() == arrays.keys() and all(batch[key] is array for key, array in arrays.items()):
                 return layout
             self._placed.update({id(array): (array, layout[key]) for key, array in arrays.items()})

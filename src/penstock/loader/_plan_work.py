@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.errors import StateError
-from penstock.loader._layout import Batch, Template
+from penstock.loader._layout import Batch, place_arrays
 from penstock.loader._memory import Arena
 from penstock.plan import Plan, from_arrays
 from penstock.schema import Ragged
@@ -27,7 +27,7 @@ from penstock.workers import WarmUp, needs_torch
 
 STATE_VERSION = 1
 _MAX_ROW = 1 << 60
-_KEPT_TEMPLATES = 8
+_KEPT_LAYOUTS = 8
 _BUNDLE_BYTES = 8 << 20
 _MAX_STEPS = 16
 
@@ -176,8 +176,10 @@ class PlanWork:
         self.plan = plan
         self._drops_consumed = drops_consumed
         self._has_maps = plan.has_maps
-        self._template = functools.lru_cache(_KEPT_TEMPLATES)(self._make_template)
-        self._widened = functools.lru_cache(_KEPT_TEMPLATES)(plan.join_steps)
+        self._layout = functools.lru_cache(_KEPT_LAYOUTS)(
+            lambda num_rows, num_pieces: place_arrays(plan.output_arrays(num_rows), num_pieces)
+        )
+        self._widened = functools.lru_cache(_KEPT_LAYOUTS)(plan.join_steps)
 
     @property
     def warm_up(self) -> WarmUp:
@@ -195,13 +197,13 @@ class PlanWork:
         if isinstance(item, Bundle):
             plan = self._widened(item.num_steps)
             share = plan.global_size // item.world_size
-            out = arena.arrays(self._template(share, item.num_steps * item.num_parts))
+            out = arena.arrays(self._layout(share, item.num_steps * item.num_parts))
             return plan.read_at(item.row, item.rank, item.world_size, out=out)
         row, rank, world_size, part, num_parts, _ = item
         plan, offer = self.plan, None
         arena.is_seen = self._has_maps
         if plan.steps.next_row(row) - row == plan.global_size:  # not the last, shorter one of an epoch
-            offer = arena.arrays(self._template(plan.global_size // world_size // num_parts, 1))
+            offer = arena.arrays(self._layout(plan.global_size // world_size // num_parts, 1))
         return plan.read_at(row, rank, world_size, part=part, num_parts=num_parts, out=offer)
 
     def announce(self, item: Item | Bundle) -> None:
@@ -210,9 +212,6 @@ class PlanWork:
 
     def __reduce__(self) -> tuple[Callable[..., PlanWork], tuple[Plan]]:
         return functools.partial(PlanWork, drops_consumed=self._drops_consumed), (self.plan,)
-
-    def _make_template(self, num_rows: int, num_pieces: int) -> Template:
-        return Template(self.plan.output_arrays(num_rows), num_pieces)
 
 
 def warm_up_for(plan: Plan) -> WarmUp:
@@ -230,8 +229,8 @@ def steps_per_bundle(plan: Plan, world_size: int) -> int:
     """How many steps of a plan make a bundle of a sensible size; 1 if they cannot be computed as one."""
     if not plan.is_rectangular or plan.global_size % world_size:
         return 1
-    template = Template(plan.output_arrays(plan.global_size // world_size))
-    return max(1, min(_MAX_STEPS, _BUNDLE_BYTES // max(1, template.layout.num_bytes)))
+    num_bytes = place_arrays(plan.output_arrays(plan.global_size // world_size)).num_bytes
+    return max(1, min(_MAX_STEPS, _BUNDLE_BYTES // max(1, num_bytes)))
 
 
 def plan_items(

@@ -19,13 +19,23 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import FormatError
-from penstock.loader import Arena, Batch, BatchLayout, Bundle, Item, PlacedArray, PlacedRagged, Template, warm_up_for
+from penstock.loader import (
+    Arena,
+    Batch,
+    BatchLayout,
+    Bundle,
+    Item,
+    PlacedArray,
+    PlacedRagged,
+    place_arrays,
+    warm_up_for,
+)
 from penstock.plan import Plan
 from penstock.schema import Ragged
 from penstock.service._wire import Arrangement, BatchRequest, Body, decode, encode, header_of
 from penstock.workers import WarmUp
 
-_KEPT_TEMPLATES = 8
+_KEPT_LAYOUTS = 8
 _MAX_KNOWN, _MAX_KNOWN_BYTES = 64, 16 << 10
 
 
@@ -34,12 +44,13 @@ class ServedWork:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self._widened = functools.lru_cache(_KEPT_TEMPLATES)(plan.join_steps)
-        self._template = functools.lru_cache(_KEPT_TEMPLATES)(self._make_template)
+        self._widened = functools.lru_cache(_KEPT_LAYOUTS)(plan.join_steps)
+        self._layout = functools.lru_cache(_KEPT_LAYOUTS)(
+            lambda num_steps, num_rows: place_arrays(self._widened(num_steps).output_arrays(num_rows))
+        )
 
     @property
     def warm_up(self) -> WarmUp:
-        """What workers that read the plan have in common."""
         return warm_up_for(self.plan)
 
     def compute(self, request: BatchRequest, arena: Arena) -> Batch:
@@ -54,7 +65,6 @@ class ServedWork:
         return Body(batch["head"], batch["arrays"]), batch["checksum"]
 
     def announce(self, request: BatchRequest) -> None:
-        """Tell the kernel which stretches of the shards come next."""
         self.plan.will_need(request.row)
 
     def _arrangement(self, request: BatchRequest) -> Arrangement:
@@ -81,7 +91,7 @@ class ServedWork:
         row, num_parts = request.row, request.parts if request.steps == 1 else 1
         is_full = plan.steps.next_row(row) - row == plan.global_size
         share = plan.global_size // request.world_size // num_parts
-        offer = arena.arrays(self._template(request.steps, share)) if is_full else None
+        offer = arena.arrays(self._layout(request.steps, share)) if is_full else None
         return plan.read_at(row, request.rank, request.world_size, part=request.part, num_parts=num_parts, out=offer)
 
     def _separate(self, request: BatchRequest) -> Iterator[Batch]:
@@ -90,9 +100,6 @@ class ServedWork:
             for part in range(request.parts):
                 yield plan.read_at(row, request.rank, request.world_size, part=part, num_parts=request.parts)
             row = plan.steps.skip_tail(plan.steps.next_row(row))
-
-    def _make_template(self, num_steps: int, num_rows: int) -> Template:
-        return Template(self._widened(num_steps).output_arrays(num_rows))
 
     def __reduce__(self) -> tuple[Callable[[Plan], ServedWork], tuple[Any, ...]]:
         return ServedWork, (self.plan,)

@@ -4,8 +4,6 @@ For clusters that have no authority. The authority's key is used once and never 
 and a lost key cannot sign anything.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import functools

@@ -13,8 +13,6 @@ With `local_workers`, workers of this machine take items too, the oldest first, 
 is free again when the last array of its batch dies, as with every engine.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import select
@@ -80,7 +78,6 @@ class ServerPool:
         self._start(self._supervise, "penstock-remote")
 
     def describe(self) -> str:
-        """Which servers are being waited for, in words."""
         servers = [f"{server.address} ({server.condition})" for server in self.requests.servers.values()]
         return f"waiting for {', '.join(servers) or self._remote.servers}."
 

@@ -7,8 +7,6 @@ from request to request, and is opened again after anything went wrong. No wait 
 ends one in another thread. A token is sent over TLS, or to this machine, and nowhere else.
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json

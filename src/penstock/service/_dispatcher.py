@@ -12,8 +12,6 @@ An answer is a view of the slot that a worker wrote: the slot is free again once
 sent. A batch that several ranks or jobs ask for within the window is computed once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections import OrderedDict

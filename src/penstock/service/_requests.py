@@ -24,8 +24,6 @@ and all it holds is asked elsewhere whatever its share.
 #   thread in `wait_for`. Rare events wake all.
 """
 
-from __future__ import annotations
-
 import heapq
 import logging
 import threading

@@ -12,8 +12,6 @@ by web pages as well, in a browser of this machine: one that has its own name le
 requests have that name for a host, and are refused.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import logging
@@ -147,7 +145,6 @@ class Server:
 
     @property
     def num_workers(self) -> int:
-        """Worker processes."""
         return self._dispatcher.num_workers
 
     def close(self, drain_seconds: float = 0.0) -> None:

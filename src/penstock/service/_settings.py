@@ -7,8 +7,6 @@ signs its clients' certificates: without them it refuses to start. TLS is versio
 the machine can change is refused on both sides.
 """
 
-from __future__ import annotations
-
 import functools
 import hmac
 import ipaddress

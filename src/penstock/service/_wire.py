@@ -111,7 +111,6 @@ class Body:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the header and of the arrays."""
         return len(self.head) + sum(array.nbytes for array in self.arrays)
 
     @property
@@ -214,15 +213,7 @@ def decode(body: memoryview) -> tuple[dict[str, Any], Arrangement]:
         parts = {name: _build(each, tensors, body) for name, each in form.items()}
     except FormatError:
         raise
-    except (
-        LookupError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        ArithmeticError,
-        RecursionError,
-        StopIteration,
-    ) as error:
+    except _NONSENSE as error:
         found = f"{type(error).__name__}: {error}"[:_MAX_QUOTED]
         raise FormatError(f"The server's answer is not a batch ({found}).") from None
     return parts, metadata[_ARRANGEMENT]

@@ -38,7 +38,6 @@ from penstock.tuning._race import (
     leader_of,
     race,
     search,
-    student_quantile,
 )
 from penstock.tuning._tune import TuneSettings, tune
 
@@ -65,7 +64,6 @@ __all__ = [
     "predict",
     "race",
     "search",
-    "student_quantile",
     "take_turn",
     "tune",
 ]

@@ -4,8 +4,6 @@ facts      bytes of the data, memory of this job, processors, storage, scratch; 
 sentences  what to do, why, and what the first epoch will cost
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

@@ -12,8 +12,6 @@ Together they must not need more than the processors can do. The ranking is usef
 model only chooses which arms race (see `_race`), it never judges.
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import math

@@ -9,8 +9,6 @@
 The share of the limit is how much of it remains: above 1 if several workers beat one thread.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

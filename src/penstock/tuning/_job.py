@@ -11,8 +11,6 @@ the turn of another. If an epoch ends within a turn, the next one starts, and th
 `persistent_workers` is for.
 """
 
-from __future__ import annotations
-
 import dis
 import importlib.util
 import inspect

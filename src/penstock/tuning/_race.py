@@ -47,7 +47,7 @@ _NUM_RACERS = 3
 _LEAST_ROUNDS = 2
 """One round says nothing about the noise."""
 _STUDENT = (math.inf, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
-"""Two-sided 95 % quantiles by degrees of freedom."""
+"""Two-sided 95 % quantiles by degrees of freedom: the mean is wrong by more standard errors only one time in twenty."""
 _HOPELESS = math.log(1.3)
 """An arm that is this much slower in its only round, or half as much over two, would need a miracle."""
 _NEGLIGIBLE = math.log(1.01)
@@ -91,7 +91,7 @@ class Comparison(NamedTuple):
     @property
     def width(self) -> float:
         """Half the width of the 95 % interval of the mean."""
-        return student_quantile(self.num_rounds) * self.error
+        return _STUDENT[min(self.num_rounds - 1, len(_STUDENT) - 1)] * self.error
 
     @property
     def gain(self) -> Gain:
@@ -118,11 +118,6 @@ class Comparison(NamedTuple):
         """
         may_be_as_fast = self.mean + self.width > 0 or self.mean > -_NEGLIGIBLE
         return self.num_rounds > 1 and self.mean > -_NOT_WORTH_IT / 2 and may_be_as_fast
-
-
-def student_quantile(num_values: int) -> float:
-    """By how many standard errors the mean of this many values may be wrong: 95 % of the time, no further than that."""
-    return _STUDENT[min(num_values - 1, len(_STUDENT) - 1)]
 
 
 def compare(turns: Iterable[Turn], arm: Options, other: Options) -> Comparison:

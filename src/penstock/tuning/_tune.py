@@ -4,8 +4,6 @@ A turn on a plan continues where the last one ended. If every turn started at th
 one before has brought into memory, and find storage faster than it will be in training.
 """
 
-from __future__ import annotations
-
 import contextlib
 import statistics
 import time

@@ -153,7 +153,6 @@ class Tuned:
         )
 
     def notes(self) -> Iterator[str]:
-        """What readers must know to trust the numbers."""
         if not self.is_complete:
             yield "The search was cut short: this is what is known so far."
         failed = [each for each in self.tried if each.failure]
