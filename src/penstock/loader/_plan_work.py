@@ -272,4 +272,4 @@ def plan_items(
 
 def has_batches(plan: Plan) -> bool:
     """Whether an epoch has any: it may have no rows, or fewer than a batch and drop them."""
-    return plan.num_rows > 0 and plan.steps.num_batches_between(0, plan.num_rows) > 0
+    return plan.num_rows > 0 and (plan.steps.tail != "drop" or plan.num_rows >= plan.global_size)

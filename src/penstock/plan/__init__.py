@@ -11,6 +11,7 @@
           PackedRows       whole documents side by side                        _packed_rows
           MixedRows        rows of several of these                            _mixed_rows
         Steps         which rows are batch k                                   _steps
+        BudgetSteps   the same where a batch is as many rows as a budget holds  _budget
         Dealer        which rank gets which of them, by what they cost         _dealing
     plan.read(step) -> rows -> RowSource.read -> maps -> arrays     _reading; _compose, _kernels, _mapping
     plan.uses: which shards the next rows need, and when            _uses; `spans` and `reads` of orders and sources

@@ -12,6 +12,7 @@ compared with that of batches drawn from everything. 1 is a full shuffle.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -88,6 +89,30 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLedger:
+    """The batches of batch(tokens=...) that begin in an epoch."""
+
+    num_batches: int = 0
+    num_tokens: int = 0
+    """Tokens in them, of rows that are not too long."""
+    num_places: int = 0
+    """Places for tokens, if all ranks' rows are as wide as the longest of a batch."""
+    rows_too_long: int = 0
+    """Rows that others stand in for, by long="drop"."""
+    tokens_too_long: int = 0
+    """Tokens in those."""
+
+    @property
+    def fill(self) -> float:
+        """Share of places that hold a token."""
+        return self.num_tokens / max(1, self.num_places)
+
+    def __add__(self, other: BatchLedger) -> BatchLedger:
+        names = [field.name for field in dataclasses.fields(self)]
+        return BatchLedger(**{name: getattr(self, name) + getattr(other, name) for name in names})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
     """What an epoch holds and what it leaves out."""
 
@@ -111,6 +136,8 @@ class Ledger:
     """Tokens, pieces, padding and cuts of one pass, by pack(). A mixture has those of its `sources`."""
     limits: tuple[str, ...] = ()
     """The columns of the further budgets of `packing`."""
+    batches: BatchLedger | None = None
+    """What batches hold, by batch(tokens=...)."""
     sources: Mapping[str, SourceLedger] = field(default_factory=dict)
     """What each source of a mixture gives."""
     schedule: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
@@ -121,6 +148,8 @@ class Ledger:
         """Share of places in rows that hold a token; of a mixture, if each source gave whole passes."""
         if self.sources:
             return sum(s.num_rows * s.one_pass.fill for s in self.sources.values()) / self.num_rows
+        if self.batches is not None:
+            return self.batches.fill
         return self.packing.fill if self.packing is not None else 1.0
 
     def __str__(self) -> str:
@@ -185,6 +214,8 @@ def _ledger_lines(ledger: Ledger) -> Iterator[FigureLine]:
             ledger.limits, ledger.packing.units_placed, ledger.packing.fills[1:], strict=False
         ):
             yield printable(name), placed, f"{100 * fill:.2f} % of what rows may have"
+    if ledger.batches is not None:
+        yield "batches", ledger.batches.num_batches, f"{100 * ledger.batches.fill:.2f} % of their places hold a token"
     for name, source in ledger.sources.items():
         yield _source_line(printable(name), source)
     for row, shares in ledger.schedule.items():
@@ -192,10 +223,12 @@ def _ledger_lines(ledger: Ledger) -> Iterator[FigureLine]:
 
 
 def _losses(ledger: Ledger) -> Iterator[FigureLine]:
+    batches = ledger.batches or BatchLedger()
     found: tuple[FigureLine, ...] = (
         ("rows left out", ledger.rows_left_out, "by take() and skip()"),
         ("rows dropped", ledger.rows_dropped, 'in no batch, by tail="drop"'),
         ("rows replaced", ledger.rows_replaced or 0, 'by map(on_error="skip")'),
+        ("rows too long", batches.rows_too_long, f'{counted(batches.tokens_too_long, "token")}, by long="drop"'),
         ("tokens left over", ledger.tokens_left_over, "after the last whole window"),
         ("tokens cut off", ledger.tokens_truncated, "by pad(length=...)"),
     )

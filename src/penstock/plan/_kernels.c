@@ -386,3 +386,31 @@ KERNEL int64_t plan_deal(
     }
     return DONE;
 }
+
+/* Cuts rows of these lengths into batches: `multiple` rows at a time, as long as their number times the width of the
+   longest is at most `tokens`; widths are multiples of `unit`. `multiple` rows are a batch in any case, and those left
+   over at the end are one. Fills `borders` with where each begins, and finally the number of rows; returns how many. */
+KERNEL int64_t plan_cut(const Object *lengths, int64_t tokens, int64_t multiple, int64_t unit, const Object *borders)
+{
+    int64_t num_rows = size_of(lengths), count = 0, begin = 0;
+    if (!is_int64(lengths) || multiple < 1 || unit < 1 || !is_int64(borders) || !is_writeable(borders) ||
+        size_of(borders) < num_rows / multiple + 2)
+        return REFUSED;
+    const int64_t *length = data_of(lengths);
+    int64_t *border = data_of(borders);
+    while (begin < num_rows) {
+        int64_t end = begin, widest = 1;
+        while (end + multiple <= num_rows) {
+            int64_t wider = widest;
+            for (int64_t row = end; row < end + multiple; row++)
+                wider = greatest(wider, length[row]);
+            if (end > begin && (wider + unit - 1) / unit * unit > tokens / (end + multiple - begin))
+                break;
+            widest = wider, end += multiple;
+        }
+        border[count++] = begin;
+        begin = end > begin ? end : num_rows;
+    }
+    border[count] = num_rows;
+    return count;
+}

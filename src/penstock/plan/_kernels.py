@@ -19,6 +19,7 @@ _collect = kernel("plan_collect", *[ARRAY] * 8, INT, *[ARRAY] * 3)
 _find_targets = kernel("plan_find_targets", *[ARRAY] * 3, INT, ARRAY)
 _lay_out = kernel("plan_lay_out", *[ARRAY] * 4, INT, INT, *[ARRAY] * 7)
 _deal = kernel("plan_deal", *[ARRAY] * 3, INT, *[ARRAY] * 3)
+_cut = kernel("plan_cut", ARRAY, INT, INT, INT, ARRAY)
 _LEAST_WORK, _ROUNDS = 1 << 14, 2
 
 
@@ -102,3 +103,14 @@ def deal(costs: NDArray[np.int64], starts: NDArray[np.int64]) -> tuple[NDArray[n
     by_cost = np.argsort(-costs, kind="stable")
     _deal(costs, by_cost, starts, work, np.empty(2 * len(sums), np.int64), sums, dealt)
     return dealt, sums
+
+
+def cut(lengths: NDArray[np.int64], tokens: int, multiple: int, unit: int) -> NDArray[np.int64]:
+    """Where each batch of rows of these lengths begins, and finally their number.
+
+    A batch has as many rows as `tokens` hold when all are as wide as the longest, rounded up to a multiple of `unit`;
+    their number is a multiple of `multiple`, of which even the longest rows fit, but for what is left over at the end.
+    """
+    borders = np.empty(len(lengths) // multiple + 2, np.int64)
+    count = _cut(lengths, tokens, multiple, unit, borders)
+    return borders[: count + 1]

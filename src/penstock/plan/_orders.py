@@ -412,14 +412,16 @@ class BucketedOrder(SampleOrder):
     def __init__(self, inner: SampleOrder, samples: Samples, column: Column, stage: Pad) -> None:
         assert stage.bucket is not None
         self._inner, self._samples, self._column = inner, samples, column
-        self._bucket, self._run = stage.bucket, stage.run
+        self._bucket, self._run, self._stage = stage.bucket, stage.run, stage
         self.num_rows, self.num_samples, self.seed = inner.num_rows, inner.num_samples, inner.seed
         self.is_once = inner.is_once
         self._sorted = functools.lru_cache(_KEPT_BUCKETS)(self._sort)
 
     @property
     def identity(self) -> Any:
-        return ["bucket", self._column.name, self._bucket, self._run, self._inner.identity]
+        identity = ["bucket", self._column.name, self._bucket, self._run, self._inner.identity]
+        stage = self._stage
+        return identity if stage.run_tokens is None else [*identity, stage.run_tokens, stage.multiple, stage.length]
 
     def find(self, rows: Rows) -> NDArray[np.int64]:
         found = np.empty(len(rows), np.int64)
@@ -456,13 +458,24 @@ class BucketedOrder(SampleOrder):
         size = min(self._bucket, self.num_rows - place)
         samples = self._inner.find(np.arange(first, first + size))
         lengths = self._samples.storage.lengths_of(self._column, self._samples.locate(samples))
-        by_length = np.argsort(lengths, kind="stable")
-        num_runs = -(-size // self._run)
+        by_length, borders = self._cut(lengths)
         key = derive_key(self.seed or 0, "bucket", epoch if self.seed is not None else 0, place)
-        runs = Permutation(num_runs, key)(np.arange(num_runs))
-        starts = offsets_of(np.minimum(self._run, size - runs * self._run))
-        places = np.repeat(runs * self._run - starts[:-1], np.diff(starts)) + np.arange(size)
+        num_mixed = len(borders) - 1 - (self._stage.run_tokens is not None)  # the last run is a rest, and stays last
+        runs = np.arange(len(borders) - 1)
+        runs[:num_mixed] = Permutation(num_mixed, key)(runs[:num_mixed]) if num_mixed else 0
+        sizes = np.diff(borders)[runs]
+        places = np.repeat(borders[runs] - (np.cumsum(sizes) - sizes), sizes) + np.arange(size)
         return samples[by_length[places]]
+
+    def _cut(self, lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(the rows of a bucket by length, where each run of them begins, and finally their number)."""
+        stage, size = self._stage, len(lengths)
+        if stage.run_tokens is None:
+            num_runs = -(-size // self._run)
+            return np.argsort(lengths, kind="stable"), np.minimum(np.arange(num_runs + 1) * self._run, size)
+        shown = lengths if stage.length is None else np.minimum(lengths, stage.length)
+        by_length = np.argsort(-shown, kind="stable")  # a run is as wide as its first row, whatever comes after it
+        return by_length, _kernels.cut(shown[by_length], stage.run_tokens, self._run, stage.multiple)
 
 
 def make_order(samples: Samples, columns: tuple[Column, ...], stages: Sequence[Stage]) -> SampleOrder:

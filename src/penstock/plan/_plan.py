@@ -25,6 +25,7 @@ from penstock.errors import StageError, whole_number
 from penstock.identity import digest
 from penstock.order import ORDER_VERSION
 from penstock.plan._accounts import COUNTED_BATCH, DocumentTrace, Ledger, Mixing
+from penstock.plan._budget import BudgetSteps
 from penstock.plan._dealing import Dealer, Imbalance, find_costs
 from penstock.plan._mapping import is_marked_pure, is_pure
 from penstock.plan._reading import BatchReader, TargetSums
@@ -96,7 +97,12 @@ class Plan(Verbs["Plan"]):
         """How rows are cut into batches: the arithmetic of steps, rows and tails."""
         if self._batch is None:
             raise StageError(f"The plan has no batch() yet, so it has no batches. The order is {LEGAL_ORDER}.")
-        return Steps(self.num_rows, self._batch.global_size, self._batch.tail)
+        batch = self._batch
+        if batch.tokens is not None:
+            drops = batch.long == "drop"
+            return BudgetSteps(self.num_rows, batch.multiple, batch.tail, self.row_source, batch.tokens, drops)
+        assert batch.global_size is not None
+        return Steps(self.num_rows, batch.global_size, batch.tail)
 
     @property
     def num_rows(self) -> int:
@@ -105,11 +111,11 @@ class Plan(Verbs["Plan"]):
 
     @property
     def global_size(self) -> int:
-        """Rows in a batch, over all ranks."""
+        """Rows in a batch, over all ranks; of batch(tokens=...), what their number is a multiple of."""
         return self.steps.global_size
 
     def num_batches(self, epoch: int = 0) -> int:
-        """Batches that start in an epoch; with tail="carry" epochs can differ by one."""
+        """Batches that start in an epoch; with tail="carry" epochs differ by one, with batch(tokens=...) by more."""
         return self.steps.num_batches(epoch)
 
     def row_of(self, step: int, epoch: int = 0) -> int:
@@ -161,6 +167,7 @@ class Plan(Verbs["Plan"]):
             and not self.has_maps
             and self._batch is not None
             and self._batch.balance is None
+            and self._batch.tokens is None
             and self._batch.tail not in ("pad", "even")
         )
 
@@ -182,6 +189,8 @@ class Plan(Verbs["Plan"]):
             vars(plan)["row_source"] = self.row_source  # neither changes the rows, and counting packed ones takes time
         if isinstance(stage, (TakeRows, Skip, Repeat)):
             vars(plan)["row_source"] = resize_epoch(self.row_source, stage)
+        if isinstance(stage, Batch) and stage.tokens is not None:
+            plan.steps  # noqa: B018 - as above
         if isinstance(stage, Batch) and stage.balance is not None:
             find_costs(plan.row_source, np.arange(min(1, plan.num_rows)), costs_of(stage.balance))  # or an error now
         if isinstance(stage, (Cast, Weighted, Balanced, Window, Pack, Pad)):
@@ -368,6 +377,8 @@ class Plan(Verbs["Plan"]):
         ledger = self.row_source.ledger(epoch)
         if self._batch is not None:
             ledger = dataclasses.replace(ledger, rows_dropped=self.steps.num_dropped())
+        if self._batch is not None and isinstance(self.steps, BudgetSteps):
+            ledger = dataclasses.replace(ledger, batches=self.steps.ledger(epoch))
         if self.replaces_rows:
             cut = self if self._batch is not None else self.batch(COUNTED_BATCH)
             replaced = cut._reader.count_replaced(epoch) if try_maps else None

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.order import derive_key
+from penstock.plan._budget import BudgetSteps
 from penstock.plan._compose import ROW_TARGETS
 from penstock.plan._dealing import Dealer
 from penstock.plan._mapping import first_row, run_map
@@ -71,6 +72,10 @@ class TargetSums:
             begin += size
         return total
 
+    def of(self, rows: Rows) -> int:
+        """Targets in these rows."""
+        return int(self._source.count_targets(rows).sum())
+
     def _sum_up(self, first: int, chunk: int) -> NDArray[np.int64]:
         """Targets in the first 0, 1, 2, ... rows of a chunk of the epoch whose first row is `first`."""
         begin = first + chunk * _CHUNK_ROWS
@@ -100,7 +105,7 @@ class BatchReader:
         """A rank's part of the batch that starts at an absolute row."""
         own, is_repeated = self.rows_at(row, rank, world_size, part, num_parts)
         batch = self.rows.read(own, out)
-        is_hidden = is_repeated if self.steps.tail == "pad" else None
+        is_hidden = is_repeated if self.steps.hides_repeated else None
         if is_hidden is not None and self.rows.makes_labels:
             batch["labels"][is_hidden] = IGNORED
         if ROW_TARGETS in batch:
@@ -128,6 +133,8 @@ class BatchReader:
         """What ranks read for the batches from row `begin` on, where one starts, up to row `end`."""
         size, tail, own = self.steps.global_size, self.steps.tail, tuple(ranks)
         reach = size if self.dealer is not None else 0
+        if isinstance(self.steps, BudgetSteps):  # where a batch ends takes the lengths of its chunk
+            reach = self.steps.chunk_rows + size
         if self.targets is not None and (world_size == 1 or not self.ranks_are_apart):  # targets that all ranks have
             reach = max(reach, self.targets.reach(size))
         if self.rows.num_rows == 0:
@@ -155,6 +162,9 @@ class BatchReader:
         """Targets in all rows of the batch at `row`, over all ranks and parts."""
         assert self.targets is not None, "rows that count their targets are made of pieces"
         num_real = self.steps.num_real(row)
+        if isinstance(self.steps, BudgetSteps) and self.steps.drops:
+            rows, is_dropped = self.steps.rows_of(row, np.arange(num_real))
+            return self.targets.of(rows[is_dropped == 0])
         total = self.targets.between(row, row + num_real)
         if self.steps.tail == "even":  # the repeated rows are predicted once more
             repeated = self.steps.num_filled(row, world_size) - num_real

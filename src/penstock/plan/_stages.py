@@ -226,11 +226,17 @@ class Pad:
     keep: tuple[str, ...] = ()
     bucket: int | None = None
     run: int = 32
+    run_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        for name, most in (("length", 2**40), ("multiple", 2**40), ("bucket", 2**24), ("run", 2**24)):
+        limits = {"length": 2**40, "multiple": 2**40, "bucket": 2**24, "run": 2**24, "run_tokens": 2**40}
+        for name, most in limits.items():
             if getattr(self, name) is not None:
                 _make_whole(self, name, at_least=1, at_most=most)
+        if self.run_tokens is not None and self.bucket is None:
+            raise ValueError(
+                "pad(run_tokens=...) is for pad(bucket=...): without one, rows come in no order of length."
+            )
         _make_whole(self, "pad", at_least=-(2**63), at_most=2**63 - 1)
         _check_choice(self, "labels", Labels)
         _check_choice(self, "side", Side)
@@ -306,14 +312,27 @@ class Batch:
 
     verb: ClassVar[str] = "batch"
     level: ClassVar[int] = 6
-    global_size: int
+    global_size: int | None = None
     tail: Tail = "carry"
     balance: str | Costs | None = None
     """As the user said; a mapping is kept as its items."""
+    tokens: int | None = None
+    multiple: int = 1
+    long: Literal["raise", "drop"] = "raise"
 
     def __post_init__(self) -> None:
-        _make_whole(self, "global_size", at_least=1, at_most=2**40)
+        if (self.global_size is None) == (self.tokens is None):
+            raise ValueError("batch(): give the number of rows, or tokens=, the budget of their tokens.")
+        _make_whole(self, "global_size" if self.tokens is None else "tokens", at_least=1, at_most=2**40)
+        _make_whole(self, "multiple", at_least=1, at_most=2**40)
         _check_choice(self, "tail", Tail)
+        check_choice("long", self.long, ("raise", "drop"), verb="batch")
+        if self.tokens is None and (self.multiple, self.long) != (1, "raise"):
+            raise ValueError("batch(): multiple= and long= are for batch(tokens=...).")
+        if self.long == "drop" and self.tail == "even":
+            raise ValueError(
+                "batch(long='drop', tail='even'): what stands in for a long row is not counted; use tail='pad'."
+            )
         if self.balance is not None and not isinstance(self.balance, str):
             object.__setattr__(self, "balance", costs_of(self.balance))
 
@@ -379,9 +398,11 @@ def _check_lanes(stages: Sequence[Stage]) -> None:
     """Refuse lanes where another stage sends rows anywhere."""
     for stage in stages if num_lanes(stages) > 1 else ():
         is_bucketed = isinstance(stage, Pad) and stage.bucket is not None
-        is_dealt = isinstance(stage, Batch) and stage.balance is not None
-        if is_bucketed or is_dealt or isinstance(stage, (Weighted, Balanced)):
-            verb = f"{stage.verb}({'bucket=...' if is_bucketed else 'balance=...' if is_dealt else ''})"
+        cut_by = "bucket=..." if is_bucketed else ""
+        if isinstance(stage, Batch):
+            cut_by = "balance=..." if stage.balance is not None else "tokens=..." if stage.tokens is not None else ""
+        if cut_by or isinstance(stage, (Weighted, Balanced)):
+            verb = f"{stage.verb}({cut_by})"
             raise StageError(
                 f"shuffle(lanes=...) and {verb}: lanes give each rank a part of the data of its own, and {verb} sends "
                 "rows from one to another. Leave one of them out."

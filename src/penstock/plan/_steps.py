@@ -21,16 +21,21 @@ from numpy.typing import NDArray
 from penstock.errors import whole_number
 from penstock.plan._stages import Tail
 
-_MAX_ROW = 2**62
+MAX_ROW = 2**62
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Steps:
     """Batches of `global_size` rows over epochs of `num_rows` rows."""
 
     num_rows: int
     global_size: int
     tail: Tail
+
+    @property
+    def hides_repeated(self) -> bool:
+        """Whether rows that fill up a batch are not to be learned from."""
+        return self.tail == "pad"
 
     def num_batches(self, epoch: int) -> int:
         """Batches that start in an epoch."""
@@ -40,16 +45,46 @@ class Steps:
     def row_of(self, step: int, epoch: int) -> int:
         """Absolute number of the first row of a step."""
         step, epoch = whole_number("read", "step", step), checked_epoch(epoch)
-        first, end = self._batches_of(epoch)
-        if not 0 <= step < end - first:
-            steps = f"steps 0 to {end - first - 1:,}" if end > first else "no steps"
+        row = self._find(step, epoch) if step >= 0 else None
+        if row is None:
+            count = self.num_batches(epoch)
+            steps = f"steps 0 to {count - 1:,}" if count else "no steps"
             raise IndexError(
-                f"Epoch {epoch} has {steps} ({self.num_rows:,} rows, batches of {self.global_size:,}, "
+                f"Epoch {epoch} has {steps} ({self.num_rows:,} rows, batches of {self.size}, "
                 f"tail={self.tail!r}); step {step} is asked for."
             )
+        return row
+
+    @property
+    def size(self) -> str:
+        """How large batches are, in words."""
+        return f"{self.global_size:,}"
+
+    def num_before(self, row: int) -> int:
+        """Batches of the row's epoch that come before it."""
+        return row % self.num_rows // self.global_size if self.num_rows else 0
+
+    def number_at(self, row: int) -> int:
+        """Batches of the whole run before a row."""
         if self.tail == "carry":
-            return (first + step) * self.global_size
-        return epoch * self.num_rows + step * self.global_size
+            return row // self.global_size
+        epoch, row = divmod(row, self.num_rows)
+        return epoch * self.num_batches(0) + row // self.global_size
+
+    def row_at(self, number: int) -> int:
+        """First row of the batch with this number, counted over the whole run."""
+        if self.tail == "carry":
+            return number * self.global_size
+        epoch, step = divmod(number, self.num_batches(0))
+        return self.row_of(step, epoch)
+
+    def _find(self, step: int, epoch: int) -> int | None:
+        """First row of a step; None if the epoch has fewer."""
+        first, end = self._batches_of(epoch)
+        if step >= end - first:
+            return None
+        start = first * self.global_size if self.tail == "carry" else epoch * self.num_rows
+        return start + step * self.global_size
 
     def _batches_of(self, epoch: int) -> tuple[int, int]:
         """Numbers of an epoch's first batch and of the next epoch's, over the whole run; without "carry", from 0."""
@@ -75,12 +110,15 @@ class Steps:
         if world_size < 1 or not 0 <= rank < world_size:
             raise ValueError(f"rank={rank}, world_size={world_size}: ranks go from 0 to world_size - 1.")
         if self.global_size % world_size:
-            raise ValueError(
-                f"A batch of {self.global_size} rows cannot be shared evenly by {world_size} ranks; "
-                f"batch({self.global_size + -self.global_size % world_size}) could."
-            )
+            raise ValueError(self._refuse(world_size))
         own = range(rank, num_filled, world_size)
         return own[-(-part * len(own) // num_parts) : -(-(part + 1) * len(own) // num_parts)]
+
+    def _refuse(self, world_size: int) -> str:
+        return (
+            f"A batch of {self.global_size} rows cannot be shared evenly by {world_size} ranks; "
+            f"batch({self.global_size + -self.global_size % world_size}) could."
+        )
 
     def rows_of(self, row: int, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
         """(absolute rows at these places of the batch at `row`, which of them only fill it up; None if none can)."""
@@ -95,15 +133,15 @@ class Steps:
 
     def num_real(self, row: int) -> int:
         """Rows of the batch at `row`, without those that only fill it up."""
-        if not 0 <= row <= _MAX_ROW or self.num_rows == 0:
+        if not 0 <= row <= MAX_ROW or self.num_rows == 0:
             raise IndexError(f"Row {row} is asked for; an epoch has {self.num_rows:,} rows, and a run 2**62.")
         return self.next_row(row) - row
 
     def num_filled(self, row: int, world_size: int) -> int:
         """Rows of the batch at `row`, over all ranks; how many they are matters to tail="even" alone."""
-        if self.tail == "pad":
-            return self.global_size
         num_real = self.num_real(row)
+        if self.tail == "pad":
+            return num_real + -num_real % self.global_size
         return num_real + -num_real % max(world_size, 1) if self.tail == "even" else num_real
 
     def next_row(self, row: int) -> int:
@@ -144,7 +182,7 @@ class Steps:
         """
         if self.tail not in ("short", "even"):
             return num_parts
-        return -(-(self.next_row(row) - row) * num_parts // self.global_size)
+        return min(num_parts, -(-(self.next_row(row) - row) * num_parts // self.global_size))
 
     def num_parts_between(self, row: int, end: int, num_parts: int) -> int:
         """Parts of all batches from `row` on to `end`, where an epoch ends, when a full batch has `num_parts`."""

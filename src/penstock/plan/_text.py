@@ -35,6 +35,9 @@ _DECIDING = {
 """The settings that decide the order of rows; the others only decide what a row looks like."""
 
 
+_BATCH_BEFORE = ("global_size", "tail")
+
+
 def order_facts(stages: Sequence[Stage]) -> dict[str, str]:
     """The settings that decide which documents are row i of epoch e, stage by stage, short enough for a state."""
     facts: dict[str, str] = {}
@@ -43,6 +46,7 @@ def order_facts(stages: Sequence[Stage]) -> dict[str, str]:
             settings = dataclasses.asdict(stage)
             settings |= settings.pop("settings", {})
             names = (*_DECIDING[stage.verb], *(["lanes"] if settings.get("lanes", 1) > 1 else []))
+            names += ("run_tokens",) if settings.get("run_tokens") else ()
             told = ", ".join(f"{name}={settings[name]!r}" for name in names)
             if isinstance(stage, Pack):
                 budgets = {name: value for name, value in stage_arguments(stage).items() if name in ("cost", "limits")}
@@ -64,8 +68,11 @@ def stage_identity(stage: Stage) -> Any:
                 del settings[name]
         if not stage.limits:
             del settings["settings"]["limits"]
-    if isinstance(stage, Batch) and stage.balance is None:
-        del settings["balance"]  # as above
+    if isinstance(stage, Batch):  # as above
+        settings = {name: value for name, value in settings.items() if name in _BATCH_BEFORE or settings["tokens"]}
+        settings |= {} if stage.balance is None else {"balance": stage.balance}
+    if settings.get("run_tokens", 0) is None:
+        del settings["run_tokens"]
     if settings.get("lanes") == 1:
         del settings["lanes"]
     if isinstance(stage, Weighted) and isinstance(stage.weights, SampleWeights):

@@ -152,6 +152,7 @@ class Verbs(ABC, Generic[PlanType]):
         keep: str | Sequence[str] = (),
         bucket: int | None = None,
         run: int = 32,
+        run_tokens: int | None = None,
     ) -> PlanType:
         """Rows of one document each, padded to the longest of a rank's batch: for fine-tuning and evaluation.
 
@@ -165,9 +166,12 @@ class Verbs(ABC, Generic[PlanType]):
             keep: Columns to have beside the tokens: one value per document, one per token, or byte strings.
             bucket: Sort this many rows of the order at a time by length, so that the rows of a batch are alike.
             run: Rows of similar length that then stay together: the batch size, or a multiple of it, pads least.
+            run_tokens: Make runs as long as this many tokens allow, in multiples of `run` rows: for batches of
+                batch(tokens=run_tokens, multiple=run).
         """
         shown: dict[str, Any] = {"labels": labels, "pad": pad, "side": side, "keep": _names(keep)}
-        return self.with_stage(Pad(length=length, multiple=multiple, column=column, bucket=bucket, run=run, **shown))
+        shown |= {"bucket": bucket, "run": run, "run_tokens": run_tokens}
+        return self.with_stage(Pad(length=length, multiple=multiple, column=column, **shown))
 
     def skip(self, *, rows: int) -> PlanType:
         """Epochs without their first `rows` rows."""
@@ -200,19 +204,31 @@ class Verbs(ABC, Generic[PlanType]):
         return self.with_stage(stage)
 
     def batch(
-        self, global_size: int, *, tail: Tail = "carry", balance: str | Mapping[str, float] | None = None
+        self,
+        global_size: int | None = None,
+        *,
+        tokens: int | None = None,
+        multiple: int = 1,
+        long: Literal["raise", "drop"] = "raise",
+        tail: Tail = "carry",
+        balance: str | Mapping[str, float] | None = None,
     ) -> PlanType:
-        """Cut the rows into batches of `global_size`, counted over all ranks.
+        """Cut the rows into batches of `global_size`, counted over all ranks, or of at most so many tokens.
 
         Args:
+            global_size: Rows in a batch.
+            tokens: Instead, as many rows as this many tokens hold, padding included, over all ranks.
+            multiple: Then, the number of rows is a multiple of this; ranks and micro-batches must divide it.
+            long: And rows that are too long for that are an error, or "drop" puts others in their place, marked in
+                `is_repeated` and with labels of -100; the ledger counts them. pad(length=...) cuts them.
             tail: What becomes of an epoch's last rows: "carry" joins them with the next epoch's first, for training;
                 "even" gives every rank as many of them, one at least, for evaluation; see docs/plans.md for the rest.
             balance: Deal the rows of each batch to ranks and micro-batches so that all cost the same: "attention" (the
                 sum of squared document lengths), "tokens", a column of numbers, or a weighted sum of these, as in
                 `{"tokens": 1, "attention": 1 / 4096}`. None deals them in turn.
         """
-        shown: dict[str, Any] = {"tail": tail, "balance": balance}
-        return self.with_stage(Batch(global_size=global_size, **shown))
+        shown: dict[str, Any] = {"tokens": tokens, "multiple": multiple, "long": long, "balance": balance}
+        return self.with_stage(Batch(global_size=global_size, tail=tail, **shown))
 
 
 class PlanInput(Protocol):

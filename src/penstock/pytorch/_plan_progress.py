@@ -87,7 +87,7 @@ class EpochLoops(Loops):
         return self.plan.row_of(step, loop)
 
     def steps_before(self, row: int) -> int:
-        return (row - self.loop_at(row) * self.plan.num_rows) // self.plan.global_size
+        return self.plan.steps.num_before(row)
 
     def end_after(self, row: int) -> int | None:
         return None if self.epochs is None else (self.loop_at(row) + self.epochs) * self.plan.num_rows
@@ -106,32 +106,19 @@ class StepLoops(Loops):
     steps: int
 
     def loop_at(self, row: int) -> int:
-        return self._number_at(row) // self.steps
+        return self.plan.steps.number_at(row) // self.steps
 
     def row_of(self, step: int, loop: int) -> int:
-        return self._row_at(loop * self.steps + step)
+        return self.plan.steps.row_at(loop * self.steps + step)
 
     def steps_before(self, row: int) -> int:
-        return self._number_at(row) % self.steps
+        return self.plan.steps.number_at(row) % self.steps
 
     def end_after(self, row: int) -> int:
-        return self._row_at((self.loop_at(row) + 1) * self.steps)
+        return self.plan.steps.row_at((self.loop_at(row) + 1) * self.steps)
 
     def next_loop(self, row: int) -> int:
         return self.end_after(row)
-
-    def _number_at(self, row: int) -> int:
-        """Batches of the whole run before a row."""
-        if self.plan.steps.tail == "carry":
-            return row // self.plan.global_size
-        epoch, row = divmod(row, self.plan.num_rows)
-        return epoch * self.plan.num_batches(0) + row // self.plan.global_size
-
-    def _row_at(self, number: int) -> int:
-        if self.plan.steps.tail == "carry":
-            return number * self.plan.global_size
-        epoch, step = divmod(number, self.plan.num_batches(0))
-        return self.plan.row_of(step, epoch)
 
 
 def make_loops(plan: Plan, *, epochs: int | None, steps: int | None) -> Loops:
