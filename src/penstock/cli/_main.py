@@ -71,6 +71,12 @@ CONTENTS: dict[str, tuple[Verb, ...]] = {
     ),
     "Where data is": (
         Verb("advise", "say how best to read a dataset on this machine", "penstock advise corpus --measure", "_speed"),
+        Verb(
+            "simulate",
+            "say what nodes would fetch from an object store, and whether that is fast enough",
+            "penstock simulate plan.toml --nodes 128 --ranks 8 --cache 500GB --bandwidth 25Gb",
+            "_simulate",
+        ),
         Verb("stage", "copy a dataset to this node's own storage", "penstock stage corpus $SCRATCH", "_folders"),
         Verb("push", "copy a dataset to an object store", "penstock push corpus s3://bucket/corpus", "_folders"),
     ),

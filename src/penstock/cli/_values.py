@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 
 
 def seed(text: str) -> int | str:
@@ -92,6 +92,14 @@ def size(text: str) -> int:
     if match is None or match[2].upper() not in _UNITS or not int(match[1]):
         raise argparse.ArgumentTypeError(f"{text!r} is not a size, such as 256MB")
     return int(match[1]) * _UNITS[match[2].upper()]
+
+
+def rate(text: str) -> float:
+    """Bytes per second, given in bits (25Gb) or bytes (3GB)."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kKMG])(b|B)(?:it|ps|it/s|/s)?", text)
+    if match is None or not float(match[1]):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a bandwidth, such as 25Gb or 3GB for each second")
+    return float(match[1]) * _UNITS[f"{match[2].upper()}B"] / (8 if match[3] == "b" else 1)
 
 
 def mebibytes(text: str) -> int:

@@ -9,7 +9,7 @@ x86-64 a second time for processors with AVX2 (x86-64-v3: 40 % faster when ids a
 
 `PENSTOCK_KERNELS` names another library, such as one with sanitizers.
 
-May import: nothing. Imported by: `order`, `packing`, `plan`, `shards`, `transforms`. Holds no state.
+May import: nothing. Imported by: `order`, `packing`, `plan`, `remote`, `shards`, `transforms`. Holds no state.
 """
 
 import ctypes

@@ -15,6 +15,7 @@
         Dealer        which rank gets which of them, by what they cost         _dealing
     plan.read(step) -> rows -> RowSource.read -> maps -> arrays     _reading; _compose, _kernels, _mapping
     plan.uses: which shards the next rows need, and when            _uses; `spans` and `reads` of orders and sources
+    plan.egress: what nodes would fetch, by simulating their caches                     _egress
     plan.documents, plan.ledger, plan.mixing                        _accounts
     plan.to_toml() <-> load_plan; a batch as text                   _text, _open
 

@@ -315,7 +315,7 @@ def _draw(windows: NDArray[np.int64], starts: NDArray[np.int64], rng: np.random.
 
 def _draw_of_lanes(order: LaneOrder, starts: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
     """Batches of lanes that follow each other: for each row a sample of its window."""
-    firsts = np.linspace(0, max(0, order.num_rows - COUNTED_BATCH), _BATCHES).astype(np.int64)
+    firsts = rng.integers(0, max(1, order.num_rows - COUNTED_BATCH), _BATCHES)
     rows = order.rows((firsts[:, None] + np.arange(COUNTED_BATCH)) % order.num_rows)
     windows = np.searchsorted(offsets_of(order.rows_per_window), rows, side="right") - 1
     sizes = starts[windows + 1] - starts[windows]

@@ -275,6 +275,10 @@ class SampleOrder(ABC):
     def find(self, rows: Rows) -> NDArray[np.int64]:
         """The index of the sample at each row."""
 
+    def find_roughly(self, rows: Rows) -> NDArray[np.int64]:
+        """The same, or samples that are stored near by, without reading any data."""
+        return self.find(rows)
+
     @abstractmethod
     def spans(self, rows: RowRange) -> Spans:
         """Which samples these rows read, and between which of them."""
@@ -432,6 +436,10 @@ class BucketedOrder(SampleOrder):
             here = np.flatnonzero(firsts == first)
             found[here] = self._sorted(first)[rows[here] - first]
         return found
+
+    def find_roughly(self, rows: Rows) -> NDArray[np.int64]:
+        """Rows of a bucket, though in another order."""
+        return self._inner.find(rows)
 
     def spans(self, rows: RowRange) -> Spans:
         """What the inner order reads for whole buckets: a bucket's first row looks up the lengths of all others."""

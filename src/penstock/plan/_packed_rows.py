@@ -230,6 +230,9 @@ class PackedRows(DocumentRows):
     def _layers(self) -> tuple[ShardLayer, ...]:
         return self.document_layers()
 
+    def stored_at(self, rows: Rows) -> NDArray[np.float64]:
+        return self.epochs.find(rows) / self.num_rows
+
     def mixing(self) -> list[Mixing]:
         return self.epochs.mixing(self.samples, self.index.window_starts)
 

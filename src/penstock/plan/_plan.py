@@ -27,6 +27,7 @@ from penstock.order import ORDER_VERSION
 from penstock.plan._accounts import COUNTED_BATCH, DocumentTrace, Ledger, Mixing
 from penstock.plan._budget import BudgetSteps
 from penstock.plan._dealing import Dealer, Imbalance, find_costs
+from penstock.plan._egress import Egress, EgressSettings, find_egress
 from penstock.plan._mapping import is_marked_pure, is_pure
 from penstock.plan._reading import BatchReader, TargetSums
 from penstock.plan._rows import BatchArrays, OutputArrays, RowSource, resize_epoch
@@ -307,6 +308,45 @@ class Plan(Verbs["Plan"]):
         """
         numbers = {folder: number for number, folder in enumerate(self.shard_folders)}
         return make_uses(self._reader.reads(begin, end, ranks, world_size), numbers, begin, end)
+
+    def egress(
+        self,
+        nodes: int = 1,
+        ranks: int = 1,
+        *,
+        cache_bytes: int | None = None,
+        bandwidth: float | None = None,
+        step_seconds: float | None = None,
+        epochs: int = 2,
+    ) -> Egress:
+        """What nodes would fetch if the data were in an object store, by a simulation: no data is touched.
+
+        Args:
+            nodes: Nodes of the run, each with a cache of its own.
+            ranks: Training processes on each of them.
+            cache_bytes: What a cache holds at most; all that a node needs by default.
+            bandwidth: Bytes per second that a node receives.
+            step_seconds: Length of a step; with a bandwidth, it follows how long the nodes would wait.
+            epochs: How many are simulated.
+
+        Raises:
+            ValueError: a number is not positive, or the ranks cannot share a batch evenly.
+        """
+        settings = EgressSettings(
+            nodes=nodes,
+            ranks=ranks,
+            cache_bytes=cache_bytes,
+            bandwidth=bandwidth,
+            step_seconds=step_seconds,
+            epochs=epochs,
+        )
+        self.steps.rows_at(0, 0, settings.world_size)
+
+        def find_uses(end: int, own: Iterable[int]) -> Uses:
+            return self.uses(0, end, ranks=own, world_size=settings.world_size)
+
+        lanes = num_lanes(self.stages)
+        return find_egress(settings, self.row_source, self.global_size, lanes, self.shard_folders, find_uses)
 
     def documents(self, step: int, epoch: int = 0, rank: int = 0, world_size: int = 1) -> list[DocumentTrace]:
         """What a batch was made of: every document, with its place in the batch and the file and row it came from."""

@@ -145,6 +145,10 @@ class RowSource(ABC):
         """How batches are mixed, where that is known and may differ from a full shuffle."""
         return []
 
+    def stored_at(self, rows: Rows) -> NDArray[np.float64] | None:
+        """How much of the data is stored before what is behind each row, from 0 to 1; None for that of a mixture."""
+        return None
+
     @property
     def piece_source(self) -> PieceSource | None:
         """This source if its rows are made of pieces of documents, else None."""
@@ -357,6 +361,9 @@ class ResizedRows(RowSource):
 
     def mixing(self) -> list[Mixing]:
         return self.inner.mixing()
+
+    def stored_at(self, rows: Rows) -> NDArray[np.float64] | None:
+        return self.inner.stored_at(self._find(rows))
 
     def ledger(self, epoch: int) -> Ledger:
         """The account of the passes that an epoch touches, and how many of their rows it leaves out."""

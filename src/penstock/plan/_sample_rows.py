@@ -71,6 +71,9 @@ class OrderedRows(RowSource):
     def mixing(self) -> list[Mixing]:
         return self.order.mixing()
 
+    def stored_at(self, rows: Rows) -> NDArray[np.float64]:
+        return self.order.find_roughly(rows) / self.order.num_samples
+
     def describe(self, row: int) -> str:
         return self.samples.describe(row, int(self.order.find(np.array([row]))[0]))
 
@@ -245,6 +248,9 @@ class TokenWindowRows(RowSource):
         """Of documents, as if all had the same length."""
         shares = self.epochs.row_starts / max(1, self.num_rows)
         return self.epochs.mixing(self.samples, (shares * len(self.samples)).astype(np.int64))
+
+    def stored_at(self, rows: Rows) -> NDArray[np.float64]:
+        return self.epochs.find(rows) / self.num_rows
 
     def will_need(self, row: int) -> None:
         """The storage windows of the row's group, and of the next; where that takes lengths, it is left to the kernel.

@@ -4,6 +4,7 @@
     connect(url)             the same for programs that fork: the client in a process of its own  _apart
     Sender(store)            files on their way there, checked and counted                        _send
     Uses, choose_evictions   what to fetch next and what to evict, as pure functions              _uses
+    simulate_cache           what a node would fetch, and how long it would wait                  _simulation
     Downloader               ranges of objects: in parallel, asked again, asked twice             _download
     Cache                    whole files on this node, within a budget, shared by its processes   _cache
     Fetcher                  the process that fetches them: on request, and ahead of runs         _fetcher
@@ -13,8 +14,8 @@
       ▲                                                           │
       └────────────── opens the file, by its name ◄── Cache ◄─────┘
 
-May import: `errors`, `filesystem`, `workers`. Imported by: `dataset`, `loader`, `plan`, `preparation`. Holds state: the
-address of this process's fetcher, and the process if it started it.
+May import: `errors`, `filesystem`, `native`, `workers`. Imported by: `dataset`, `loader`, `plan`, `preparation`. Holds
+state: the address of this process's fetcher, and the process if it started it.
 """
 
 from penstock.remote._apart import connect, download
@@ -23,6 +24,7 @@ from penstock.remote._client import RemoteFolder, open_remote
 from penstock.remote._download import Downloader, Traffic
 from penstock.remote._fetcher import CacheFolder, Contents
 from penstock.remote._send import Parcel, Sender
+from penstock.remote._simulation import CacheRun, most_in_use, simulate_cache
 from penstock.remote._store import Head, Store, check_url, open_store
 from penstock.remote._uses import NEVER, Uses, choose_evictions
 
@@ -30,6 +32,7 @@ __all__ = [
     "NEVER",
     "Cache",
     "CacheFolder",
+    "CacheRun",
     "CachedDataset",
     "Contents",
     "Downloader",
@@ -44,6 +47,8 @@ __all__ = [
     "choose_evictions",
     "connect",
     "download",
+    "most_in_use",
     "open_remote",
     "open_store",
+    "simulate_cache",
 ]
