@@ -225,7 +225,7 @@ def test_state_in_place_of_torchs_loader() -> None:
 def test_masks(corpus: penstock.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     # Compiling takes half a minute, and is done in `tests/masks`.
     monkeypatch.setattr(torch, "compile", lambda function: lambda q, k, v, block_mask: q + block_mask.shape[-1])
-    flex, hugging_face, check, context = snippets("docs/masks.md")
+    flex, hugging_face, _pictures, check, context = snippets("docs/masks.md")  # pictures: tests/masks/test_pictures.py
     loader = penstock.DataLoader(corpus.pack(256).batch(2), workers="inline")
     values = torch.randn(3, 2, 1, 256, 16)
     space = run(flex, loader=loader, **dict(zip("qkv", values, strict=True)))

@@ -14,5 +14,15 @@ except ModuleNotFoundError as error:
 
 from penstock.masks._attention import block_mask, check_isolation, dense, from_token, hugging_face_kwargs, varlen
 from penstock.masks._batch import context_slice
+from penstock.masks._pictures import mrope_position_ids
 
-__all__ = ["block_mask", "check_isolation", "context_slice", "dense", "from_token", "hugging_face_kwargs", "varlen"]
+__all__ = [
+    "block_mask",
+    "check_isolation",
+    "context_slice",
+    "dense",
+    "from_token",
+    "hugging_face_kwargs",
+    "mrope_position_ids",
+    "varlen",
+]

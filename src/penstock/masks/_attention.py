@@ -29,7 +29,7 @@ it padding sees earlier padding, unlike in `dense`; no document sees it either w
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, TypeAlias, TypedDict, get_args, overload
+from typing import Any, Literal, NotRequired, TypeAlias, TypedDict, get_args, overload
 
 import numpy as np
 import torch
@@ -38,6 +38,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from penstock.errors import check_choice
 from penstock.masks._batch import Batch, as_tensor, integer, reach_of_documents, reach_of_starts, tensor
+from penstock.masks._pictures import mrope_position_ids, picture_grids
 
 _MaskMod: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -184,6 +185,8 @@ class _HuggingFace(TypedDict):
     max_length_q: int
     max_length_k: int
     use_cache: bool
+    pixel_values: NotRequired[Tensor]
+    image_grid_thw: NotRequired[Tensor]
 
 
 @overload
@@ -214,7 +217,7 @@ def varlen(batch: Batch, *, kernel: Kernel = "flash_attn") -> _FlashAttn | _Torc
     return _FlashAttn(cu_seqlens_q=starts, cu_seqlens_k=starts, max_seqlen_q=longest, max_seqlen_k=longest, causal=True)
 
 
-def hugging_face_kwargs(batch: Batch) -> _HuggingFace:
+def hugging_face_kwargs(batch: Batch, *, image_token_id: int | None = None, merge_size: int = 2) -> _HuggingFace:
     """Keyword arguments for a transformers model, whatever its attention: `model(**kwargs)`.
 
     The rows are laid end to end as one of shape [1, B * T], because transformers takes a batch of
@@ -227,12 +230,18 @@ def hugging_face_kwargs(batch: Batch) -> _HuggingFace:
 
     transformers shifts labels itself, so pack with `labels="same"`.
 
+    Args:
+        batch: A packed batch.
+        image_token_id: For Qwen-VL: the token that stands for a part of a picture. The positions are then four, those
+            of the text and `mrope_position_ids`, and the batch's `pixel_values` and `image_grid_thw` come along.
+        merge_size: Patches of a side that become one token.
+
     Raises:
         ValueError: an entry is missing or has another shape.
         TypeError: an entry has another dtype, or `max_seqlen` is not a Python int.
     """
     starts, longest = tensor(batch, "cu_seqlens"), integer(batch, "max_seqlen")
-    return _HuggingFace(
+    given = _HuggingFace(
         input_ids=_flat(batch, "input_ids"),
         labels=_flat(batch, "labels"),
         position_ids=_flat(batch, "position_ids"),
@@ -242,9 +251,19 @@ def hugging_face_kwargs(batch: Batch) -> _HuggingFace:
         max_length_k=longest,
         use_cache=False,
     )
+    if image_token_id is not None:
+        places = mrope_position_ids(batch, image_token_id, merge_size=merge_size).reshape(3, 1, -1)
+        given["position_ids"] = torch.cat([given["position_ids"][None], places])
+        grids = picture_grids(batch)
+        if len(grids):
+            given["image_grid_thw"] = grids
+            given["pixel_values"] = as_tensor(batch.get("pixel_values"), "batch['pixel_values']", "expected a tensor.")
+    return given
 
 
-def check_isolation(model: Callable[..., Any], batch: Batch) -> None:
+def check_isolation(
+    model: Callable[..., Any], batch: Batch, *, image_token_id: int | None = None, merge_size: int = 2
+) -> None:
     """Change a document and check that no other document's logits change: once, before a long run.
 
     `model(**hugging_face_kwargs(batch))` runs twice, in eval mode and without gradients; compare on the
@@ -253,25 +272,36 @@ def check_isolation(model: Callable[..., Any], batch: Batch) -> None:
     A mixture of experts computes the tokens of all documents in groups, so that others differ in their last bits. Where
     logits differ, the model therefore runs once more: only what a gradient flows back from depends on the document.
 
+    With `image_token_id`, as in `hugging_face_kwargs`, the document that changes is the first one that has a picture,
+    and the picture changes, too.
+
     Raises:
         RuntimeError: documents see each other, so this model must not be trained on packed rows.
         ValueError: the batch holds fewer than two documents, so there is nothing to compare.
     """
-    kwargs = hugging_face_kwargs(batch)
+    kwargs = hugging_face_kwargs(batch, image_token_id=image_token_id, merge_size=merge_size)
     documents = tensor(batch, "document_ids").reshape(-1).to(kwargs["input_ids"].device)
-    is_first, is_other = documents == documents[0], (documents != documents[0]) & (documents >= 0)
+    is_picture = (kwargs["input_ids"][0] == image_token_id) & (documents >= 0)
+    chosen = documents[is_picture.to(torch.uint8).argmax()]  # the first of the batch, if none has a picture
+    is_first, is_other = documents == chosen, (documents != chosen) & (documents >= 0)
     if not is_other.any():
         raise ValueError("the batch holds one document; expected two or more, to see whether one changes another.")
-    changed = kwargs["input_ids"].clone()  # to its last token: a convolution looks back over a few only
-    changed[0, is_first] = (changed[0, is_first] == 0).to(changed.dtype)
+    tokens, is_text = kwargs["input_ids"].clone(), is_first & ~is_picture
+    tokens[0, is_text] = (tokens[0, is_text] == 0).to(tokens.dtype)  # to the last: a convolution looks back over a few
+    changed: dict[str, Any] = {**kwargs, "input_ids": tokens}
+    if is_picture.any():
+        end = int((is_picture & is_first).sum()) * merge_size**2
+        pixels = kwargs["pixel_values"].clone()
+        pixels[:end] += 1
+        changed["pixel_values"] = pixels
     with _evaluating(model):
         with torch.no_grad():
-            before, after = model(**kwargs).logits, model(**{**kwargs, "input_ids": changed}).logits
+            before, after = model(**kwargs).logits, model(**changed).logits
         num_changed = int((before != after).any(dim=-1)[0, is_other].sum())
         is_rounding = num_changed and not _depends(model, kwargs, is_first, is_other)
     if num_changed and not is_rounding:
         raise RuntimeError(
-            f"other tokens in the batch's first document changed the logits of {num_changed} tokens of others, of "
+            f"other tokens in one document of the batch changed the logits of {num_changed} tokens of others, of "
             f"{int(is_other.sum())}: {type(model).__name__} does not keep packed documents apart. Use another "
             "attention implementation or model, or train on rows of one document each."
         )
