@@ -49,14 +49,14 @@ __all__ = [
 TYPE_CHECKING = False  # `typing` takes longer to import than all the rest; type checkers go by the name
 if TYPE_CHECKING:
     from penstock import errors, masks
-    from penstock.dataset import push, stage
+    from penstock.dataset import push, stage, verify
     from penstock.plan import Dataset, Plan, concat, from_arrays, load_plan, mix, pure
     from penstock.plan import open_dataset as open
     from penstock.preparation import is_stale, prepare
     from penstock.pytorch import DataLoader, stream
     from penstock.schema import Ragged, Schema
     from penstock.service import Remote, Security, serve
-    from penstock.shards import DatasetWriter, verify
+    from penstock.shards import DatasetWriter
     from penstock.sources import IterableSource, SourceOptions
     from penstock.transforms import DecodeImage, FunctionTransform, KeepColumns, Tokenize
     from penstock.tuning import advise, tune
@@ -93,7 +93,7 @@ else:  # hidden from type checkers, to which a module with `__getattr__` has eve
         "stage": "penstock.dataset",
         "stream": "penstock.pytorch",
         "tune": "penstock.tuning",
-        "verify": "penstock.shards",
+        "verify": "penstock.dataset",
         "watch": "penstock.watching",
     }
     _MODULES = ("errors", "masks")

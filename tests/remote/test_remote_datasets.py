@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import shutil
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +20,7 @@ import torch
 
 import penstock
 import s3lite
+from penstock.cli import main
 from penstock.errors import DatasetChanged, ObjectMissing, StageError, StorageError, StoreError
 from penstock.plan import _orders
 from waiting import wait_until
@@ -331,3 +337,132 @@ def test_options_of_local_files_are_refused_for_urls(tmp_path: Path, original: P
         penstock.open(URL, dtype="uint16")
     with pytest.raises(ValueError, match="cache= and cache_bytes= are for URLs"):
         penstock.open(original, cache=tmp_path)
+
+
+def test_the_verbs_take_a_url(
+    server: s3lite.Server,
+    tmp_path: Path,
+    original: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("JOBSCRATCH", "SLURM_TMPDIR", "LOCAL_SCRATCH", "SCRATCH_LOCAL", "TMPDIR", "SCRATCH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert main(["inspect", URL, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["path"], shown["samples"]) == (URL, NUM_SAMPLES)
+    assert main(["cache", "--json"]) == 0
+    (kept,) = json.loads(capsys.readouterr().out)["datasets"]
+    assert (kept["url"], kept["bytes"] > 0) == (URL, True)
+    assert main(["cache", "--clear", URL]) == 0
+    assert "freed" in capsys.readouterr().out
+    assert main(["verify", URL, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["bytes"] == penstock.open(original).storage.num_bytes
+    shard = sorted((server.root / "bucket" / "corpus").glob("shard-*"))[2]
+    shard.write_bytes(bytes(len(shard.read_bytes())))
+    assert main(["verify", URL]) == 1
+    assert shard.name in capsys.readouterr().out
+    assert cached_bytes(tmp_path / "penstock") == 0
+
+
+def test_statistics_say_what_was_fetched(server: s3lite.Server, tmp_path: Path, original: Path) -> None:
+    os.kill(fetcher_pid(), signal.SIGKILL)  # counts are of a process's fetcher
+    plan = opened(tmp_path).shuffle(3).batch(32)
+    with penstock.DataLoader(plan, num_workers=1, workers="thread") as loader:
+        assert len(list(loader)) > 0
+        found = loader.stats()
+    assert found.fetched_bytes == penstock.open(original).storage.num_bytes
+    assert found.num_fetched == len(penstock.open(original).storage.manifest.shards)
+    assert "fetched" in str(found)
+
+
+READER = """
+import sys, numpy as np, penstock
+if __name__ == "__main__":
+    dataset = penstock.open("s3://bucket/corpus", cache=sys.argv[1]).select_columns(["x"])
+    order = np.random.default_rng(int(sys.argv[2])).permutation(len(dataset))
+    print("ready", flush=True)
+    sys.stdin.readline()
+    assert [int(dataset[int(index)]["x"]) for index in order] == order.tolist()
+    print("done", flush=True)
+"""
+
+
+def readers(tmp_path: Path, count: int) -> list[subprocess.Popen[str]]:
+    (tmp_path / "reader.py").write_text(READER)
+    started = []
+    for number in range(count):
+        command = [sys.executable, tmp_path / "reader.py", tmp_path / "cache", str(number)]
+        started.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+    for process in started:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in started:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.close()
+    return started
+
+
+def test_four_processes_download_once(server: s3lite.Server, tmp_path: Path, original: Path) -> None:
+    server.behave(latency_seconds=0.02)
+    watched = Watched(server)
+    for process in readers(tmp_path, 4):
+        assert process.stdout is not None
+        with process:
+            assert process.stdout.readline() == "done\n"
+    assert watched.shard_bytes == penstock.open(original).storage.num_bytes
+
+
+@pytest.mark.stress
+def test_any_process_may_be_killed_at_any_time_and_nothing_needs_cleaning_up(
+    server: s3lite.Server, tmp_path: Path, original: Path
+) -> None:
+    server.behave(bandwidth=4 << 20, latency_seconds=0.02)
+    rng, watched = random.Random(1), Watched(server)
+    for number in range(20):
+        victims = readers(tmp_path, 2)
+        time.sleep(rng.uniform(0.0, 0.4))
+        victim = rng.choice(victims)
+        chosen = rng.choice([victim.pid, *children_of(victim.pid)])
+        os.kill(chosen, signal.SIGKILL)
+        for process in victims:
+            assert process.stdout is not None
+            with process:
+                said = process.stdout.readline()
+            assert said == "done\n" or process is victim, number
+    assert watched.shard_bytes <= 1.5 * penstock.open(original).storage.num_bytes
+    before = Watched(server)
+    assert_same_tokens(opened(tmp_path), penstock.open(original))
+    assert before.shard_bytes == 0
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.stress
+def test_a_stalled_request_is_asked_again_long_before_it_is_given_up(
+    server: s3lite.Server, tmp_path: Path, original: Path
+) -> None:
+    opened(tmp_path)[:]
+    shutil.rmtree(tmp_path / "cache")
+    server.behave(stall_every=9, match="shard-", stall_seconds=75)
+    begin = time.monotonic()
+    assert_same_tokens(opened(tmp_path), penstock.open(original))
+    assert time.monotonic() - begin < 60
+
+
+def test_two_nodes_with_lanes_fetch_the_data_once_between_them(
+    server: s3lite.Server, tmp_path: Path, original: Path
+) -> None:
+    watched, seen = Watched(server), []
+    for rank in range(2):
+        plan = penstock.open(URL, cache=tmp_path / f"node{rank}").shuffle(5, lanes=2).batch(8, tail="drop")
+        with penstock.DataLoader(plan, num_workers=0, rank=rank, world_size=2) as loader:
+            for _ in range(2):
+                seen += [x for batch in loader for x in batch["x"].tolist()]
+    assert len(set(seen)) >= NUM_SAMPLES - 8
+    size = penstock.open(original).storage.num_bytes
+    assert watched.shard_bytes <= size * 1.35  # ten shards: what lies between two lanes is read by both

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.dataset import open_folder
 from penstock.errors import IncompleteDataset, PenstockError, counted, printable
 from penstock.preparation import find_unfinished, is_stale
 from penstock.report import Histogram, histogram
@@ -25,7 +26,8 @@ _SHOWN_TOKENS = 256
 class Description:
     """A dataset in numbers and a few samples."""
 
-    path: Path
+    path: Path | str
+    """The folder, or the URL."""
     manifest: Manifest
     histograms: Mapping[str, Histogram]
     samples: tuple[Mapping[str, str], ...]
@@ -55,8 +57,10 @@ class Description:
         }
 
 
-def describe(path: Path, *, num_samples: int, looks_at_sources: bool) -> Description:
+def describe(path: Path | str, *, num_samples: int, looks_at_sources: bool) -> Description:
     """Gather the description of the dataset at `path`; only offsets and a few samples are read.
+
+    At a URL no offsets are, so there are no histograms of lengths: they would have everything fetched.
 
     Nothing outside the folder is accessed, whatever the dataset names, except its sources if requested.
 
@@ -66,7 +70,7 @@ def describe(path: Path, *, num_samples: int, looks_at_sources: bool) -> Descrip
     try:
         return _describe(path, num_samples, looks_at_sources)
     except IncompleteDataset as error:
-        if unfinished := find_unfinished(path):
+        if isinstance(path, Path) and (unfinished := find_unfinished(path)):
             raise IncompleteDataset(
                 f"{path}: no dataset yet, but an unfinished preparation: {unfinished}. If it is not running, the same "
                 "`penstock prepare` command continues it."
@@ -85,7 +89,7 @@ def with_texts(description: Description, tokenizer: str | None) -> Description:
     decoder = find_decoder(tokenizer, {} if tokenizer is not None else tokenizers_of(description.manifest.attributes))
     if decoder is None:
         return description
-    folder = ShardFolder(description.path.absolute(), io="auto", check="window")
+    folder = open_folder(description.path)
     columns = [one for one in folder.schema.shown.columns if one.kind == "ragged" and one.dtype.kind in "iu"]
     columns = [one for one in columns if not one.shape]
     if not columns:
@@ -103,19 +107,20 @@ def with_texts(description: Description, tokenizer: str | None) -> Description:
     return replace(description, samples=tuple(texts), is_decoded=True)
 
 
-def _describe(path: Path, num_samples: int, looks_at_sources: bool) -> Description:
-    folder = ShardFolder(path.absolute(), io="auto", check="window")
+def _describe(path: Path | str, num_samples: int, looks_at_sources: bool) -> Description:
+    folder = open_folder(path)
     columns = folder.schema.shown.columns
-    histograms = {column.name: histogram(_lengths(folder, column)) for column in columns if column.is_ragged}
+    measured = [column for column in columns if column.is_ragged and folder.supply is None]  # else all is fetched
+    histograms = {column.name: histogram(_lengths(folder, column)) for column in measured}
     shown = range(min(num_samples, folder.num_samples))
     samples = tuple({c.name: _preview(c, folder.value(c, index)) for c in columns} for index in shown)
-    unfinished = find_unfinished(path)
+    unfinished = find_unfinished(path) if isinstance(path, Path) else None
     return Description(
         path=path,
         manifest=folder.manifest,
         histograms=histograms,
         samples=samples,
-        staleness=_staleness(path, folder.manifest) if looks_at_sources else None,
+        staleness=_staleness(path, folder.manifest) if looks_at_sources and isinstance(path, Path) else None,
         unfinished=None if unfinished is None else str(unfinished),
     )
 

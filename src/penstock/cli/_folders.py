@@ -1,4 +1,4 @@
-"""`penstock verify`, `stage` and `push`: a dataset checked, and copied to this node's own storage or to a store."""
+"""`penstock verify`, `stage`, `push`, `cache`: datasets checked, copied to this node or to a store, and kept here."""
 
 import argparse
 
@@ -9,7 +9,7 @@ from penstock.report import console, format_bytes, print_json, progress_bar
 
 def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the verb takes."""
-    parser.add_argument("path", metavar="DATASET", help="the dataset's folder")
+    parser.add_argument("path", metavar="DATASET", help="the dataset's folder, or its URL")
 
 
 def run_verify(arguments: argparse.Namespace) -> int:
@@ -17,7 +17,7 @@ def run_verify(arguments: argparse.Namespace) -> int:
 
     Exit code: 0 if the dataset is intact, 1 if anything is wrong.
     """
-    from penstock.shards import verify
+    from penstock.dataset import verify
 
     with progress_bar("verify") as on_progress:
         result = verify(arguments.path, on_progress=on_progress)
@@ -82,4 +82,40 @@ def run_push(arguments: argparse.Namespace) -> int:
         print_json(pushed.to_json())
     else:
         console().print(str(pushed))
+    return 0
+
+
+def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the verb takes."""
+    parser.add_argument("--cache", metavar="FOLDER", help="the cache's folder (default: as penstock.open chooses it)")
+    parser.add_argument(
+        "--clear", nargs="?", const="", metavar="URL", help="remove what is kept of this dataset; without URL, of all"
+    )
+
+
+def run_cache(arguments: argparse.Namespace) -> int:
+    """Show which remote datasets this node keeps, or remove them.
+
+    Files that a process has open are removed when it closes them. Nothing else in the folder is touched, and what is
+    removed is fetched again when it is needed.
+    """
+    from penstock.dataset import default_cache
+    from penstock.filesystem import local_path
+    from penstock.remote import Cache
+
+    root = local_path(arguments.cache, "a cache").absolute() if arguments.cache else default_cache()
+    cache = Cache(root)
+    freed = None if arguments.clear is None else cache.clear(arguments.clear.rstrip("/") or None)
+    found = cache.datasets()
+    if arguments.json:
+        shown = [{"url": each.url, "path": str(each.path), "bytes": each.num_bytes} for each in found]
+        print_json({"path": str(root), "freed_bytes": freed or 0, "datasets": shown})
+        return 0
+    out = console()
+    if freed is not None:
+        out.print(f"{format_bytes(freed)} freed.", highlight=False)
+    out.print(f"{root}: {format_bytes(sum(each.num_bytes for each in found))}", highlight=False, soft_wrap=True)
+    for each in found:
+        files = counted(each.num_files, "file")
+        out.print(f"  {each.url}  {format_bytes(each.num_bytes)} in {files}", highlight=False, soft_wrap=True)
     return 0

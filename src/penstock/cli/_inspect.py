@@ -7,6 +7,7 @@ not write is shown as it is.
 import argparse
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from penstock.cli._description import Description, describe, with_texts
@@ -26,7 +27,7 @@ Thing = TypeVar("Thing")
 
 def add_inspect_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the verb takes."""
-    parser.add_argument("path", metavar="DATASET|PLAN.toml", help="the dataset's folder, or a plan file (.toml)")
+    parser.add_argument("path", metavar="DATASET|PLAN.toml", help="the dataset's folder or URL, or a plan file (.toml)")
     parser.add_argument("--samples", type=int, metavar="N", help="how many samples to show (default: 1; as JSON 3)")
     parser.add_argument("--full", action="store_true", help="show everything, not just what fits on a screen")
     parser.add_argument(
@@ -48,13 +49,16 @@ def run_inspect(arguments: argparse.Namespace) -> int:
 
     Of a plan file, show a batch.
     """
-    from penstock.filesystem import local_path
+    from penstock.filesystem import is_url, local_path
 
     num_samples = arguments.samples
     if num_samples is None:
         num_samples = 3 if arguments.json else 1
-    path = local_path(arguments.path, "a dataset")
-    if path.suffix == ".toml" and path.is_file():
+    if is_url(arguments.path):
+        path: Path | str = arguments.path.rstrip("/")
+    else:
+        path = local_path(arguments.path, "a dataset")
+    if isinstance(path, Path) and path.suffix == ".toml" and path.is_file():
         return _show_batch(arguments)
     description = describe(path, num_samples=num_samples, looks_at_sources=arguments.sources)
     description = with_texts(description, arguments.decode)

@@ -79,6 +79,7 @@ CONTENTS: dict[str, tuple[Verb, ...]] = {
         ),
         Verb("stage", "copy a dataset to this node's own storage", "penstock stage corpus $SCRATCH", "_folders"),
         Verb("push", "copy a dataset to an object store", "penstock push corpus s3://bucket/corpus", "_folders"),
+        Verb("cache", "show what this node keeps of remote datasets, or empty it", "penstock cache", "_folders"),
     ),
     "Preprocessing on other machines": (
         Verb("serve", "serve the batches of a plan to training machines", "penstock serve plan.toml", "_servers"),

@@ -26,13 +26,11 @@ from penstock.dataset._location import (
     ForeignLocation,
     JoinedLocation,
     Location,
-    RemoteLocation,
     UnfoldedLocation,
-    default_cache,
     find_earlier,
-    open_store_folder,
 )
 from penstock.dataset._push import Pushed, check_destination_url, parcel_of, push, put_manifest
+from penstock.dataset._remote import RemoteLocation, default_cache, open_folder, open_store_folder, verify
 from penstock.dataset._samples import (
     Columns,
     Sample,
@@ -97,6 +95,7 @@ __all__ = [
     "lasting_attributes",
     "mask_column",
     "mask_stream",
+    "open_folder",
     "open_store_folder",
     "packed_column",
     "parcel_of",
@@ -111,5 +110,6 @@ __all__ = [
     "stage",
     "storage_kind",
     "token_stream",
+    "verify",
     "windowed_column",
 ]

@@ -10,17 +10,15 @@ is found by its fingerprint: it is the first shards of today's list.
 
 from __future__ import annotations
 
-import os
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from penstock.dataset._joined import AnyDataset, ChosenStorage, ConcatStorage, ZipStorage
-from penstock.dataset._stage import find_scratch
 from penstock.dataset._unfolded import UnfoldedStorage
-from penstock.errors import DatasetChanged, StorageError
+from penstock.errors import DatasetChanged
 from penstock.identity import digest
 from penstock.shards import (
     ArrayStorage,
@@ -35,16 +33,9 @@ from penstock.shards import (
     open_megatron,
     open_npy,
     open_raw,
-    read_contents,
     read_manifest,
     storage_of_arrays,
 )
-
-if TYPE_CHECKING:
-    from penstock.remote import RemoteFolder
-
-
-_LEAST_SCRATCH_BYTES = 1 << 30
 
 
 class Location(Protocol):
@@ -85,41 +76,6 @@ class FolderLocation:
 
     def __str__(self) -> str:
         return str(self.path)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemoteLocation:
-    """A dataset in an object store, and the folder of the node's cache in which its shards appear."""
-
-    url: str
-    folder: RemoteFolder
-    io: Io
-    check: Check
-    cache: Path | None = None
-    """Where the cache is, if not in its usual place."""
-    cache_bytes: int | None = None
-    as_of: str | None = None
-
-    def open(self, fingerprint: str | None = None) -> ShardFolder:
-        return ShardFolder(
-            self.folder.path,
-            io=self.io,
-            check=self.check,
-            fingerprint=fingerprint,
-            as_of=self.as_of,
-            supply=self.folder,
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        fields = {"path": self.url, "io": self.io, "check": self.check, "cache_bytes": self.cache_bytes}
-        fields |= {"cache": None if self.cache is None else str(self.cache), "as_of": self.as_of}
-        return {name: value for name, value in fields.items() if value is not None}
-
-    def folders(self, storage: Storage) -> tuple[str, ...]:
-        return (storage.fingerprint,)
-
-    def __str__(self) -> str:
-        return self.url
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,29 +210,6 @@ class UnfoldedLocation:
 
     def __str__(self) -> str:
         return f"windows of {self.length} every {self.stride} of {self.steps!r}"
-
-
-def open_store_folder(url: str, cache: Path | None, cache_bytes: int | None) -> RemoteFolder:
-    """The folder of the cache for a dataset in a store; without `cache`, where this node has fast storage."""
-    from penstock.remote import open_remote  # with the clients of stores come 30 ms of imports
-
-    return open_remote(url, cache or default_cache(), cache_bytes, read_contents)
-
-
-def default_cache() -> Path:
-    """The cache of remote datasets: on the node's scratch if there is one, else in `~/.cache`.
-
-    Raises:
-        StorageError: the user has no home.
-    """
-    scratch = find_scratch(_LEAST_SCRATCH_BYTES)
-    if scratch is not None:
-        return scratch.path / f"penstock-cache-{os.geteuid()}"
-    given, home = os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache")
-    base = next(filter(os.path.isabs, (given, home)), None)  # XDG says to ignore relative paths
-    if base is None:
-        raise StorageError("This user has no home, so there is no place for a cache. Give cache=, a folder on a disk.")
-    return Path(base, "penstock", "datasets")
 
 
 def _check_same(storage: Storage, fingerprint: str | None, what: str) -> None:

@@ -12,15 +12,19 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import sys
 import threading
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 
 from penstock.errors import PenstockError, StorageError
+from penstock.loader._pipeline import LoaderStatistics
 from penstock.machine import ranks_on_node
 from penstock.plan import Plan
+from penstock.report import progress_bar
 
 if TYPE_CHECKING:
     from penstock.remote import RemoteFolder, Uses
@@ -29,6 +33,7 @@ _SECONDS = 0.25
 _MOST_USES = 1 << 18
 """A schedule of so many takes 10 MB; it reaches less far where shards are read in many places."""
 _PROBED_SHARE = 64
+_SILENCE_SECONDS = 10.0
 _SLACK_BATCHES = 4
 """How far other ranks may be behind."""
 
@@ -58,7 +63,7 @@ class FetchAhead:
         self._announced_at = row
         self._horizon = self._find_horizon(row)
         self._is_over = threading.Event()
-        self._announce()
+        self._show_first(self._announce())
         self._thread = threading.Thread(target=self._run, name="penstock-ahead", daemon=True)
         self._thread.start()
 
@@ -66,9 +71,37 @@ class FetchAhead:
         """Fetch no more for this loop."""
         self._is_over.set()
 
-    def counts(self) -> dict[str, float]:
-        """What was fetched since this process opened remote data."""
-        return self._supplies[0].read_counts()
+    def count(self, statistics: LoaderStatistics) -> None:
+        """Update what was fetched since this process opened remote data; as it was if the fetcher is gone."""
+        found = self._supplies[0].read_counts()
+        if found:
+            statistics.fetched_bytes, statistics.num_fetched = int(found["num_bytes"]), int(found["num_files"])
+            again = ("num_retries", "num_hedged", "num_damaged")
+            statistics.num_fetched_again = sum(int(found[name]) for name in again)
+            statistics.num_fetch_waits = int(found["num_waits"])
+            statistics.fetch_wait_seconds = found["wait_seconds"]
+            statistics.fetch_bytes_per_second = found["num_bytes"] / max(found["busy_seconds"], 1e-3)
+
+    def _show_first(self, uses: Uses) -> None:
+        """On a terminal, a bar until the shards of the first batch are there; readers wait for them in any case."""
+        first = np.flatnonzero(uses.first_row < self.row + self._plan.global_size)
+        missing = {}
+        for folder, shard in zip(uses.folder[first].tolist(), uses.shard[first].tolist(), strict=True):
+            entry = self._folders[folder].manifest.shards[shard]
+            path = self._supplies[folder].path / entry.name
+            if not path.exists():
+                missing[path] = entry.num_bytes
+        if not missing or not sys.stderr.isatty():
+            return
+        total, before = sum(missing.values()), self._supplies[0].read_counts().get("num_bytes", 0.0)
+        done, deadline = 0, time.monotonic() + _SILENCE_SECONDS
+        with progress_bar("fetching the first shards") as show:
+            while time.monotonic() < deadline and not all(path.exists() for path in missing):
+                now = int(self._supplies[0].read_counts().get("num_bytes", 0.0) - before)
+                if now > done:
+                    done, deadline = now, time.monotonic() + _SILENCE_SECONDS
+                show(min(done, total), total)
+                time.sleep(_SECONDS / 2)
 
     def _run(self) -> None:
         told = -1
@@ -83,12 +116,13 @@ class FetchAhead:
                 _log.warning("Remote data is not fetched ahead for now: %s", error)
         self._supplies[0].end_run(self._key)
 
-    def _announce(self) -> None:
+    def _announce(self) -> Uses:
         row = self.row
         uses = self._uses(row, self._horizon)
         self._check_room(uses)
         self._supplies[0].announce(self._key, self._supplies, uses, self._slack, row)
         self._announced_at = row
+        return uses
 
     def _uses(self, row: int, num_rows: int) -> Uses:
         """What is read in the next rows, of folders that are remote."""

@@ -51,6 +51,18 @@ class LoaderStatistics:
     """Requests that were asked of a second server because the first took long."""
     num_damaged: int = 0
     """Answers of servers that arrived damaged, and were asked for again."""
+    fetched_bytes: int = 0
+    """Bytes of remote data that this process's fetcher received."""
+    num_fetched: int = 0
+    """Shards among them."""
+    num_fetched_again: int = 0
+    """Requests that were sent again: the store was busy, slow, or what came was damaged."""
+    num_fetch_waits: int = 0
+    """Times that a reader had to wait for a shard."""
+    fetch_wait_seconds: float = 0.0
+    """How long, summed over readers."""
+    fetch_bytes_per_second: float = 0.0
+    """What the store delivered while anything was asked of it."""
     num_buffers: int = 0
     """Buffers now; batches that are held keep theirs."""
     num_buffers_in_use: int = 0
@@ -103,6 +115,16 @@ class LoaderStatistics:
         if self.num_hedged or self.num_damaged:
             damaged = counted(self.num_damaged, "answer")
             yield "asked again", self.num_hedged, f"because servers were slow; {damaged} arrived damaged"
+        if self.num_fetched:
+            rate = format_bytes(self.fetch_bytes_per_second)
+            waits = f"{counted(self.num_fetch_waits, 'wait')}, {format_seconds(self.fetch_wait_seconds)}"
+            yield (
+                "fetched",
+                format_bytes(self.fetched_bytes),
+                f"in {counted(self.num_fetched, 'shard')}, {rate}/s; {waits}",
+            )
+            if self.num_fetched_again:
+                yield "fetched again", self.num_fetched_again, "requests that failed, were slow or came damaged"
         if self.page_faults:
             yield "page faults", self.page_faults, "that workers waited for"
 

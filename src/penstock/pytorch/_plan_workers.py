@@ -143,6 +143,8 @@ class PlanWorkers:
         """What was measured so far."""
         if self._pipeline is not None:
             self._pipeline.update_statistics()
+        if self._ahead is not None:
+            self._ahead.count(self.statistics)
         return self.statistics.copy()
 
     def change_plan(self, plan: Plan) -> None:

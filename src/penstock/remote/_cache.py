@@ -72,11 +72,6 @@ class CachedDataset:
     num_files: int
     num_bytes: int
 
-    @property
-    def is_in_use(self) -> bool:
-        """Whether files that were evicted are still open somewhere."""
-        return any(each.name.startswith(GONE) for each in os.scandir(self.path))
-
 
 class Cache:
     """The files under one folder.

@@ -253,7 +253,8 @@ def _runs(samples: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
 class Verification:
     """What was read, and every fault found in it."""
 
-    path: Path
+    path: Path | str
+    """The folder, or the URL."""
     num_shards: int = 0
     num_samples: int = 0
     num_bytes: int = 0
