@@ -12,7 +12,8 @@ import numpy as np
 
 import penstock
 from penstock.errors import IncompleteDataset
-from penstock.shards import DatasetWriter, Workspace, pack_provenance, read_manifest, verify
+from penstock.shards import DatasetWriter, Workspace, pack_provenance, read_manifest
+from penstock.shards import verify_folder as verify
 
 COLUMNS = {"tokens": "uint16[*]", "label": "int64", "blob": "bytes"}
 SHARD_BYTES = 400

@@ -4,7 +4,7 @@
 
 A flag is made of the library's own setting (`_flags`): its type, choices, default and meaning are described there.
 
-May import: `dataset`, `doctor`, `errors`, `filesystem`, `plan`, `preparation`, `report`, `schema`, `service`,
+May import: `dataset`, `doctor`, `errors`, `filesystem`, `plan`, `preparation`, `remote`, `report`, `schema`, `service`,
 `shards`, `sources`, `transforms`, `tuning`. Imported by: nobody. Holds no state.
 """
 

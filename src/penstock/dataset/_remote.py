@@ -13,8 +13,16 @@ from typing import TYPE_CHECKING, Any
 from penstock.dataset._stage import find_scratch
 from penstock.errors import CorruptionError, ObjectMissing, StorageError
 from penstock.filesystem import is_url
-from penstock.shards import Check, Io, ShardFolder, Storage, Verification, read_contents, read_manifest
-from penstock.shards import verify as verify_folder
+from penstock.shards import (
+    Check,
+    Io,
+    ShardFolder,
+    Storage,
+    Verification,
+    read_contents,
+    read_manifest,
+    verify_folder,
+)
 
 if TYPE_CHECKING:
     from penstock.remote import RemoteFolder

@@ -41,7 +41,7 @@ from penstock.filesystem import (
     sync_directory,
 )
 from penstock.remote import connect
-from penstock.shards import read_manifest, verify
+from penstock.shards import read_manifest, verify_folder
 
 _CHUNK_BYTES = 8 << 20
 _LOOK_SECONDS = 0.2
@@ -294,7 +294,7 @@ def _copy_file(source: Path, target: Path, on_bytes: Callable[[int], None]) -> N
 
 def _verify(data: Path, folder: Path) -> None:
     """Read every byte back; damaged files are removed, so that the next run copies them again."""
-    found = verify(data)
+    found = verify_folder(data)
     if found.is_sound:
         return
     for fault in found.faults:

@@ -14,8 +14,8 @@
       ▲                                                           │
       └────────────── opens the file, by its name ◄── Cache ◄─────┘
 
-May import: `errors`, `filesystem`, `native`, `workers`. Imported by: `dataset`, `loader`, `plan`, `preparation`. Holds
-state: the address of this process's fetcher, and the process if it started it.
+May import: `errors`, `filesystem`, `native`, `workers`. Imported by: `cli`, `dataset`, `loader`, `plan`, `preparation`.
+Holds state: the address of this process's fetcher, and the process if it started it.
 """
 
 from penstock.remote._apart import connect, download

@@ -107,7 +107,7 @@ class Cache:
         name = re.sub(r"[^A-Za-z0-9._-]+", "_", url.rpartition("/")[2])[:80]
         folder = self.root / f"{name}-{version}"
         with storage_errors(folder, doing="made"):
-            folder.mkdir(mode=0o700, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name, content in ((URL_NAME, url.encode()), (MANIFEST_NAME, manifest)):
             if not (folder / name).exists():
                 working = folder / f".{name}-{os.getpid()}"
@@ -152,6 +152,7 @@ class Cache:
         """
         path = folder / (PART + name)
         with storage_errors(path, doing="created"):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # somebody may have emptied the cache by hand
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

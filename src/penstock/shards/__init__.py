@@ -26,7 +26,7 @@ from penstock.shards._arrays import (
 from penstock.shards._arrow import ArrowStorage
 from penstock.shards._contents import DatasetContents, read_contents
 from penstock.shards._convert import content_columns, hash_samples, hash_texts
-from penstock.shards._folder import Check, ShardFolder, Verification, find_faults, verify
+from penstock.shards._folder import Check, ShardFolder, Verification, find_faults, verify_folder
 from penstock.shards._foreign import FilesFormat, OnFault, guess_files_format, index_tars, open_files
 from penstock.shards._hugging_face import HuggingFaceDataset, find_files, rows_of
 from penstock.shards._layout import checksum
@@ -129,6 +129,6 @@ __all__ = [
     "samples_per_chunk",
     "storage_of_arrays",
     "tokenizers_of",
-    "verify",
+    "verify_folder",
     "write_hollow",
 ]

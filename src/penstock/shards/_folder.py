@@ -283,7 +283,9 @@ class Verification:
         }
 
 
-def verify(path: str | os.PathLike[str], *, on_progress: Callable[[int, int], None] | None = None) -> Verification:
+def verify_folder(
+    path: str | os.PathLike[str], *, on_progress: Callable[[int, int], None] | None = None
+) -> Verification:
     """Read every byte of the dataset at `path`; `on_progress` is called with (bytes done, bytes in all).
 
     Raises:
