@@ -3,6 +3,7 @@
 import errno
 import os
 import resource
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from penstock.errors import StorageError
 from penstock.filesystem import (
     create_file,
     make_directory,
+    put_in_place,
     remove_if_present,
     remove_tree,
     rename,
@@ -31,6 +33,42 @@ def test_a_created_file_holds_the_chunks_in_order_and_its_size_comes_back(tmp_pa
     path = tmp_path / "file"
     assert create_file(path, [b"one", memoryview(b"two"), b"", b"3"]) == 7
     assert path.read_bytes() == b"onetwo3"
+
+
+def test_a_page_is_put_in_place_through_no_link_that_others_laid(tmp_path):
+    precious, page = tmp_path / "precious", tmp_path / "page.html"
+    precious.write_text("precious")
+    for name in ("page.html", f"page.html.{os.getpid()}", "page.html.tmp"):
+        (tmp_path / name).symlink_to(precious)
+        if os.geteuid() == 0:
+            os.lchown(tmp_path / name, 65534, 65534)
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a link to somebody else")
+    before = set(tmp_path.iterdir())
+    put_in_place(page, "new")
+    assert (precious.read_text(), page.read_text()) == ("precious", "new")
+    assert not page.is_symlink()
+    assert set(tmp_path.iterdir()) == before
+
+
+def test_a_page_replaces_a_file_that_somebody_may_hold_open_or_have_linked(tmp_path):
+    page, other = tmp_path / "page.html", tmp_path / "other"
+    page.write_text("old")
+    other.hardlink_to(page)
+    with open(page) as held:
+        put_in_place(page, "new")
+        assert (held.read(), other.read_text(), page.read_text()) == ("old", "old", "new")
+
+
+def test_a_page_goes_through_links_of_ones_own_and_to_devices(tmp_path):
+    page, latest = tmp_path / "page.html", tmp_path / "latest.html"
+    latest.symlink_to(page)
+    put_in_place(latest, "new")
+    assert latest.is_symlink()
+    assert page.read_text() == "new"
+    put_in_place(Path("/dev/null"), "new")
+    with pytest.raises(FileNotFoundError, match=r"missing/page\.html'"):
+        put_in_place(tmp_path / "missing" / "page.html", "new")
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])

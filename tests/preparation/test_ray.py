@@ -27,7 +27,7 @@ def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch, 
     make_corpus(tmp_path / "src", 1, 5)
 
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingExtra, match=r"pip install 'penstock\[ray\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install 'penstock-data\[ray\]'"):
         prepare(f"{tmp_path}/src/*.jsonl", tmp_path / "data", transform=BYTES, engine="ray")
     assert not (tmp_path / "data").exists()
 

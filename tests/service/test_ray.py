@@ -18,7 +18,6 @@ import penstock
 from penstock.cli import main
 from penstock.errors import MissingExtra
 from penstock.service import RayServers
-from penstock.service._serve import put_in_place
 
 
 def make_plan(folder: Path) -> Path:
@@ -33,7 +32,7 @@ def make_plan(folder: Path) -> Path:
 def test_without_ray_the_error_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     plan = penstock.load_plan(make_plan(tmp_path))
-    with pytest.raises(MissingExtra, match=r"pip install 'penstock\[ray\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install 'penstock-data\[ray\]'"):
         RayServers(plan, tmp_path / "servers.txt", 2)
     assert not (tmp_path / "servers.txt").exists()
 
@@ -49,18 +48,6 @@ def test_no_servers_are_refused_and_the_signals_are_given_back(tmp_path, capsys)
     assert main(["serve", str(make_plan(tmp_path)), "--ray", "0"]) == 1
     assert "0 servers; expected at least 1." in capsys.readouterr().err
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
-
-
-def test_the_list_of_servers_is_written_through_no_link_that_others_laid(tmp_path):
-    precious, listed = tmp_path / "precious", tmp_path / "servers.txt"
-    precious.write_text("precious")
-    for name in ("servers.txt", f"servers.txt.{os.getpid()}", "servers.txt.tmp"):
-        (tmp_path / name).symlink_to(precious)
-    before = set(tmp_path.iterdir())
-    put_in_place(listed, "127.0.0.1:8815\n")
-    assert (precious.read_text(), listed.read_text()) == ("precious", "127.0.0.1:8815\n")
-    assert not listed.is_symlink()
-    assert set(tmp_path.iterdir()) == before
 
 
 @pytest.mark.stress

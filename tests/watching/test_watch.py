@@ -149,6 +149,16 @@ def test_before_the_first_step_there_is_nothing_to_say(tmp_path: Path) -> None:
     assert json.loads(watched.to_perfetto(tmp_path / "trace.json").read_text())["traceEvents"]
 
 
+def test_pages_take_the_place_of_what_is_there_and_leave_its_other_names_alone(tmp_path: Path) -> None:
+    page, precious = tmp_path / "page.html", tmp_path / "precious"
+    precious.write_text("precious")
+    page.hardlink_to(precious)
+    watched = penstock.watch([1])
+    for path in (watched.to_html(page), watched.to_perfetto(page)):
+        assert path.read_text() != "precious"
+    assert precious.read_text() == "precious"
+
+
 def test_transfers_are_a_part_of_the_step() -> None:
     watched = penstock.watch(range(5))
     for _ in watched:

@@ -32,6 +32,7 @@ def run_simulate(arguments: argparse.Namespace) -> int:
 
     Exit code: 0 if nothing stands in the way, 1 if a cache is too small or nodes would wait, 2 for wrong usage.
     """
+    from penstock.filesystem import put_in_place
     from penstock.plan import Plan, load_plan
     from penstock.report import render_html, render_terminal
 
@@ -40,7 +41,7 @@ def run_simulate(arguments: argparse.Namespace) -> int:
     found = plan.egress(**given(arguments, Plan.egress))
     page = found.page(arguments.plan.name)
     if arguments.html is not None:
-        arguments.html.write_text(render_html(page), encoding="utf-8")
+        put_in_place(arguments.html, render_html(page))
     if arguments.json:
         print_json(found.to_json())
     else:

@@ -52,6 +52,7 @@ def run_bench(arguments: argparse.Namespace) -> int:
 
     Exit code: 0 if it was measured, 1 if that failed, 2 for wrong usage.
     """
+    from penstock.filesystem import put_in_place
     from penstock.plan import load_plan
     from penstock.report import render_html
     from penstock.tuning import bench_job, bench_plan, load_job
@@ -81,7 +82,7 @@ def run_bench(arguments: argparse.Namespace) -> int:
             _tell_job_failure(error, as_json=arguments.json)
             return 1
     if arguments.html is not None:
-        arguments.html.write_text(render_html(found.page()), encoding="utf-8")
+        put_in_place(arguments.html, render_html(found.page()))
     if arguments.json:
         print_json(found.to_json())
     else:
@@ -116,6 +117,7 @@ def run_tune(arguments: argparse.Namespace) -> int:
 
     Exit code: 0 if settings were found and written, 1 if nothing could be run, 2 for wrong usage, 130 after Ctrl-C.
     """
+    from penstock.filesystem import put_in_place
     from penstock.report import render_html
     from penstock.tuning import TuneSettings, load_job, tune
 
@@ -136,7 +138,7 @@ def run_tune(arguments: argparse.Namespace) -> int:
         return 1
     found.write(arguments.settings)
     if arguments.html is not None:
-        arguments.html.write_text(render_html(found.page()), encoding="utf-8")
+        put_in_place(arguments.html, render_html(found.page()))
     if arguments.json:
         print_json(found.to_json() | {"settings": str(arguments.settings)})
     else:
@@ -236,6 +238,7 @@ def run_doctor(arguments: argparse.Namespace) -> int:
     Exit code: 0 if training does not wait, 1 with findings, 2 without a command to run; a failing script's own.
     """
     from penstock.doctor import DoctorSettings, diagnose, make_page, recording_folder, run_script
+    from penstock.filesystem import put_in_place
     from penstock.report import render_html, render_terminal, to_perfetto
 
     words = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
@@ -262,7 +265,7 @@ def run_doctor(arguments: argparse.Namespace) -> int:
         console().print()  # the script may have left a progress bar in the middle of a line
         console().print(render_terminal(page))
     if arguments.html is not None:
-        arguments.html.write_text(render_html(page), encoding="utf-8")
+        put_in_place(arguments.html, render_html(page))
     if arguments.perfetto is not None:
-        arguments.perfetto.write_text(to_perfetto(page), encoding="utf-8")
+        put_in_place(arguments.perfetto, to_perfetto(page))
     return diagnosis.exit_code

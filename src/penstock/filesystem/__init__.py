@@ -9,8 +9,8 @@
 Knows nothing of shards or columns.
 
 May import: `errors`. Imported by: `cli`, `dataset`, `doctor`, `loader`, `plan`, `preparation`, `remote`,
-`service`, `shards`, `sources`, `transforms`, `tuning`. Holds state: the locks held by this process, weakly, so that a
-forked child lets go of them.
+`service`, `shards`, `sources`, `transforms`, `tuning`, `watching`. Holds state: the locks held by this process, weakly,
+so that a forked child lets go of them.
 """
 
 from penstock.filesystem._durable import (
@@ -18,6 +18,7 @@ from penstock.filesystem._durable import (
     DirectFile,
     create_file,
     make_directory,
+    put_in_place,
     remove_if_present,
     remove_tree,
     rename,
@@ -53,6 +54,7 @@ __all__ = [
     "make_directory",
     "matching_paths",
     "open_regular",
+    "put_in_place",
     "read_small",
     "remove_if_present",
     "remove_tree",

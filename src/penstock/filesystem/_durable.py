@@ -22,7 +22,9 @@ import fcntl
 import mmap
 import os
 import queue
+import secrets
 import shutil
+import stat
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -70,6 +72,30 @@ def rename(working: Path, final: Path) -> None:
     """Give a synced file its final name; `sync_directory` makes that durable."""
     with storage_errors(final, doing="renamed into place"):
         os.replace(working, final)
+
+
+def put_in_place(path: Path, text: str) -> None:
+    """Replace a file that people read, at once: nobody reads half of it.
+
+    In a shared folder nobody else can have laid a link for it, or keep the file open. A user's own links, pipes and
+    devices (`/dev/stdout`) are written to.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        status = path.lstat()
+        is_ours = stat.S_ISLNK(status.st_mode) and status.st_uid in (0, os.geteuid())
+        if is_ours or not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
+            path.write_text(text, encoding="utf-8")
+            return
+    beside = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    try:
+        with open(beside, "x", encoding="utf-8") as file:
+            file.write(text)
+        beside.replace(path)
+    except BaseException as error:
+        if isinstance(error, OSError):
+            error.filename = os.fspath(path)
+        beside.unlink(missing_ok=True)
+        raise
 
 
 def sync_directory(path: Path) -> None:

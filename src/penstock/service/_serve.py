@@ -14,13 +14,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from penstock.errors import MissingExtra, ServiceError
+from penstock.filesystem import put_in_place
 from penstock.plan import Plan
 from penstock.service._settings import Security, join_address, split_address
 from penstock.workers import Cluster, StartMethod
@@ -188,18 +188,6 @@ class RayServers:
         if self.addresses != self._written:
             put_in_place(self._file, "".join(f"{address}\n" for address in self.addresses))
             self._written = self.addresses
-
-
-def put_in_place(path: Path, text: str) -> None:
-    """Replace a file at once: nobody reads half of it. In a shared folder nobody can have laid a link for it either."""
-    beside = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
-    try:
-        with open(beside, "x", encoding="utf-8") as file:
-            file.write(text)
-        beside.replace(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
 
 
 class ServerActor:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.errors import counted
+from penstock.filesystem import put_in_place
 from penstock.loader import FILE_NAME, format_settings
 from penstock.report import Arm, Fact, FigureTable, Gain, Headline, Page, format_bytes, format_number, format_seconds
 from penstock.tuning._arms import Options, key_of, name_of, num_workers_of
@@ -124,7 +125,7 @@ class Tuned:
 
     def write(self, path: str | os.PathLike[str] = FILE_NAME) -> Path:
         """Write the settings file; returns its path."""
-        Path(path).write_text(self.to_toml(os.fspath(path)), encoding="utf-8")
+        put_in_place(Path(path), self.to_toml(os.fspath(path)))
         return Path(path)
 
     def to_json(self) -> dict[str, Any]:

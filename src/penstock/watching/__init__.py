@@ -6,7 +6,7 @@
                   the same for TensorBoard, W&B, MLflow: one callable             -> log=
       _page       lanes, waits, processors and memory                             -> to_html, to_perfetto
 
-May import: `errors`, `machine`, `report`. Imported by: `doctor`. Holds no state.
+May import: `errors`, `filesystem`, `machine`, `report`. Imported by: `doctor`. Holds no state.
 """
 
 from penstock.watching._page import machine_facts, usage_charts

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
+from penstock.filesystem import put_in_place
 from penstock.machine import Sampler, ThreadMeter, ThreadUsage, UsageHistory, describe_machine
 from penstock.report import Page, render_html, to_perfetto
 from penstock.watching._page import watch_page
@@ -147,12 +148,12 @@ class Watch(Generic[AnyBatch]):
 
     def to_html(self, path: str | Path) -> Path:
         """Write a report: one file, for any browser. Returns where."""
-        Path(path).write_text(render_html(self.page()), encoding="utf-8")
+        put_in_place(Path(path), render_html(self.page()))
         return Path(path)
 
     def to_perfetto(self, path: str | Path) -> Path:
         """Write a trace of the latest steps, for ui.perfetto.dev. Returns where."""
-        Path(path).write_text(to_perfetto(self.page()), encoding="utf-8")
+        put_in_place(Path(path), to_perfetto(self.page()))
         return Path(path)
 
     def page(self) -> Page:
