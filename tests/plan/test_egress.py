@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock.plan import Dataset
+from penstock.errors import StageError
+from penstock.plan import Dataset, _orders
 from penstock.schema import Schema
 from penstock.shards import Manifest, ShardEntry
 
@@ -52,6 +53,18 @@ def test_without_lanes_every_node_reads_everything(unseen: Dataset) -> None:
     assert found.simulated_nodes == (0,)
     page = found.page("plan.toml")
     assert [each.change for each in page.findings if each.id == "lanes"] == ["shuffle(..., lanes=32)"]
+
+
+def test_without_lanes_a_small_cache_fetches_a_shard_for_each_of_its_windows(unseen: Dataset) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_orders, "STORAGE_WINDOW_BYTES", SHARD // 16)
+        found = unseen.shuffle(3, group=8).batch(64).egress(1, 4, cache_bytes=24 * SHARD)
+    assert found.epochs[0].node_bytes > 10 * found.data_bytes
+    (finding,) = [each for each in found.page("plan").findings if each.id == "lanes"]
+    assert "times in an epoch" in finding.evidence[0]
+    assert finding.change == "shuffle(..., lanes=4)"  # whose eight shards leave room for the next ones
+    lanes = unseen.shuffle(3, lanes=4).batch(64).egress(1, 4, cache_bytes=24 * SHARD)
+    assert lanes.epochs[0].node_bytes == lanes.data_bytes
 
 
 def test_a_smaller_cache_fetches_more_and_less_than_by_recency(unseen: Dataset) -> None:
@@ -137,6 +150,12 @@ def test_the_page_and_the_json_say_the_same(unseen: Dataset) -> None:
 def test_what_is_no_number_of_anything_is_refused(unseen: Dataset, wrong: dict[str, Any]) -> None:
     with pytest.raises((ValueError, TypeError), match=f"egress.*{next(iter(wrong))}"):
         unseen.shuffle(1).batch(8).egress(**wrong)
+
+
+def test_batches_of_as_many_rows_as_a_budget_holds_are_refused() -> None:
+    ragged = penstock.from_arrays({"tokens": [np.arange(length) for length in (3, 1, 4)]})
+    with pytest.raises(StageError, match="must be known without data"):
+        ragged.shuffle(1).pad().batch(tokens=8).egress(2)
 
 
 def test_ranks_that_cannot_share_a_batch_are_refused(unseen: Dataset) -> None:

@@ -157,10 +157,11 @@ def test_ranks_apart_do_not_count_the_targets_of_others(corpus: Path, kind: str)
         (lambda ds: ds.sample("x").shuffle(1, lanes=4), r"lanes=\.\.\.\) and sample\(\)"),
         (lambda ds: ds.shuffle(1, lanes=4).pad(bucket=8), r"lanes=\.\.\.\) and pad\(bucket=\.\.\.\)"),
         (lambda ds: ds.shuffle(1, lanes=4).pad().batch(8, balance="tokens"), r"and batch\(balance=\.\.\.\)"),
+        (lambda ds: ds.shuffle(1, lanes=4).pad().batch(tokens=64), r"and batch\(tokens=\.\.\.\)"),
         (lambda ds: penstock.mix({"a": (ds.shuffle(1, lanes=4), 1)}, seed=1, rows=9), "'a' is shuffled with lanes"),
         (lambda ds: ds.shuffle(1, lanes=0), "lanes"),
     ],
-    ids=["full", "balance", "sample", "bucket", "dealt", "mix", "none"],
+    ids=["full", "balance", "sample", "bucket", "dealt", "tokens", "mix", "none"],
 )
 def test_where_rows_would_leave_their_lane_it_is_refused(corpus: Path, make: Any, message: str) -> None:
     with pytest.raises((StageError, ValueError), match=message):

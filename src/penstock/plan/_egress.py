@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import counted, whole_number
 from penstock.plan._rows import RowSource
+from penstock.plan._stages import LANE_GROUP
 from penstock.shards import ShardFolder
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 _NODES, _TOPICS, _BATCHES, _MOST_ROWS = 4, 20, 400, 1 << 14
 _BINS = 120
-_WELL_MIXED, _MUCH_WAITING = 1.1, 0.01
+_WELL_MIXED, _MUCH_WAITING, _UNFAIR, _SHARDS_PER_LANE = 1.1, 0.01, 1.5, 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +82,7 @@ class Egress:
     batch_rows: int
     data_bytes: int
     """Bytes of all shards."""
+    num_shards: int
     needed_bytes: float
     """Bytes of the shards that a node needs in an epoch: a cache of that many fetches nothing after the first."""
     in_use_bytes: int
@@ -151,15 +153,17 @@ class Egress:
             "data": format_bytes(self.data_bytes),
         }
         total = format_bytes(first.node_bytes * told.nodes)
+        findings = tuple(self._findings())
+        who = f"{told.nodes:,} nodes fetch" if told.nodes > 1 else "The node fetches"
         ends = "" if self.is_enough else "; that is too much" if self.waits else "; the cache is too small"
         return Page(
             title=f"penstock simulate · {name}",
-            verdict=f"{counted(told.nodes, 'node')} fetch {total} in the first epoch"
+            verdict=f"{who} {total} in the first epoch"
             f" and {format_bytes(later.node_bytes * told.nodes)} in each later one{ends}.",
-            tone="good" if self.is_enough else "bad",
+            tone="bad" if not self.is_enough else "plain" if findings else "good",
             headlines=tuple(headlines),
             tables=(FigureTable(title="Epoch by epoch", header=header, rows=rows),),
-            findings=tuple(self._findings()),
+            findings=findings,
             charts=self._charts(),
             machine=tuple(Fact(name=name, value=value) for name, value in facts.items()),
             notes=(
@@ -182,17 +186,21 @@ class Egress:
         """What to change."""
         from penstock.report import Finding, format_bytes, format_seconds
 
-        told, world = self.settings, self.settings.world_size
-        least, fair = math.lcm(self.lanes, world), self.data_bytes / told.nodes
-        if told.nodes > 1 and self.needed_bytes > 1.5 * fair:
-            share = f"Each node needs {format_bytes(self.needed_bytes)}; a fair share is {format_bytes(fair)}."
-            lanes = world if self.lanes == 1 or least > 4 * max(self.lanes, world) else least
-            ranks = f"{world:,} ranks and {counted(self.lanes, 'lane')} have the factor {math.gcd(world, self.lanes):,}"
+        told, fair = self.settings, self.data_bytes / self.settings.nodes
+        fetched, needed = self.epochs[0].node_bytes, self.needed_bytes
+        shares = f"Each node needs {format_bytes(needed)}; a fair share is {format_bytes(fair)}."
+        again = (
+            f"Shards are fetched {fetched / max(1.0, needed):.1f} times in an epoch: without lanes, a small part of "
+            "each, a storage window, is read at a time."
+        )
+        evidence = [shares] * (told.nodes > 1 and needed > _UNFAIR * fair)
+        evidence += [again] * (self.lanes == 1 and fetched > _UNFAIR * needed)
+        if evidence:
             yield Finding(
                 id="lanes",
-                title="Each node could fetch a part of the data alone",
-                evidence=(share, f"{ranks} in common."),
-                change=f"shuffle(..., lanes={lanes})",
+                title="Each node could fetch a part of the data alone, and once",
+                evidence=tuple(evidence),
+                change=f"shuffle(..., lanes={self._good_lanes()})",
                 price="another order: the states of running jobs do not fit",
                 link="docs/plans.md",
             )
@@ -224,6 +232,15 @@ class Egress:
                 evidence=(f"A batch has {self.batch_rows:,} rows. `plan.mixing()` measures the data itself.",),
                 change="more lanes, or a larger group" if self.lanes > 1 else "a larger group, or lanes",
             )
+
+    def _good_lanes(self) -> int:
+        """The rows of a batch, which ranks divide; fewer where there are few shards, or there is little room."""
+        world, nodes = self.settings.world_size, self.settings.nodes
+        most = self.num_shards / _SHARDS_PER_LANE
+        if self.settings.cache_bytes is not None:
+            room = self.settings.cache_bytes * self.num_shards / max(1, self.data_bytes)
+            most = min(most, nodes * room / (2 * LANE_GROUP))  # half of it for those that come
+        return min(self.batch_rows, world * max(1, int(most // world)))
 
     def _charts(self) -> tuple[Chart, ...]:
         from penstock.report import Chart
@@ -291,6 +308,7 @@ def find_egress(
         lanes=lanes,
         batch_rows=batch_rows,
         data_bytes=int(all_sizes.sum()),
+        num_shards=len(all_sizes),
         needed_bytes=float(np.mean(needed)),
         in_use_bytes=in_use,
         epochs=tuple(epochs),

@@ -330,8 +330,11 @@ class Plan(Verbs["Plan"]):
             epochs: How many are simulated.
 
         Raises:
+            StageError: where batches end takes the lengths of all rows, by batch(tokens=...).
             ValueError: a number is not positive, or the ranks cannot share a batch evenly.
         """
+        if self._batch is not None and self._batch.tokens is not None:
+            raise StageError("egress(): how many rows a batch has must be known without data: give them, not tokens=.")
         settings = EgressSettings(
             nodes=nodes,
             ranks=ranks,

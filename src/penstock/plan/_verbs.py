@@ -92,8 +92,8 @@ class Verbs(ABC, Generic[PlanType]):
             group: How many storage windows; None is about a gigabyte of them. More mix wider (docs/plans.md has a
                 table), read from more places at once and, when packed, keep 5 bytes per document in memory.
             lanes: Deal the shards to this many lanes that take turns, so that each of w ranks needs only 1/w of the
-                data, the same in every epoch, if w divides it: the largest number of ranks you will use, or 3 * 2^k.
-                A group is then of shards of a lane, 2 by default.
+                data, the same in every epoch, if w divides it. The rows of a batch are a good choice, if there are four
+                times as many shards. A group is then of shards of a lane, 2 by default.
         """
         return self.with_stage(Shuffle(seed=seed, mode=mode, group=group, lanes=lanes))
 
