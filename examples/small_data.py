@@ -73,3 +73,40 @@ def table(folder: Path, num_rows: int = 4000) -> Path:
     lines = [f"{a:.6f},{b:.6f},{int(a > b)}" for a, b in rows]
     (folder / "table.csv").write_text("\n".join(["x1,x2,y", *lines]) + "\n")
     return folder / "table.csv"
+
+
+PICTURE_MARKS = ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"]
+_PICTURE_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% for p in m.content %}{% if p.type == 'image' %}"
+    "<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ p.text }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+COLOURS = {"red": (220, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 220), "white": (240, 240, 240)}
+
+
+def pictures(folder: Path, num: int = 200) -> tuple[Path, Path]:
+    """JSON lines of questions about the colours of pictures beside them, and a processor: files as Qwen2-VL's has."""
+    import tokenizers
+    from PIL import Image
+
+    (folder / "processor").mkdir(parents=True, exist_ok=True)
+    draw, names = np.random.default_rng(0), list(COLOURS)
+    with (folder / "chats.jsonl").open("w") as file:
+        for number in range(num):
+            parts, said = [], []
+            for place in range(draw.integers(0, 4)):
+                name, (width, height) = names[draw.integers(4)], draw.integers(28, 120, size=2).tolist()
+                Image.new("RGB", (width, height), COLOURS[name]).save(folder / f"{number:04}-{place}.jpg")
+                parts.append({"type": "image", "path": f"{number:04}-{place}.jpg"})
+                said.append(name)
+            asked = {"role": "user", "content": [*parts, {"type": "text", "text": "Which colours?"}]}
+            answer = {"role": "assistant", "content": [{"type": "text", "text": " ".join(said) or "none"}]}
+            file.write(json.dumps({"messages": [asked, answer]}) + "\n")
+    made = tokenizers.Tokenizer.from_file(str(tokenizer(folder / "processor", folder / "chats.jsonl")))
+    made.add_special_tokens(PICTURE_MARKS)
+    made.save(str(folder / "processor" / "tokenizer.json"))
+    config = {"processor_class": "Qwen2VLProcessor", "patch_size": 14, "merge_size": 2, "temporal_patch_size": 2}
+    config |= {"min_pixels": 28 * 28, "max_pixels": 84 * 84}
+    (folder / "processor" / "preprocessor_config.json").write_text(json.dumps(config))
+    (folder / "processor" / "chat_template.jinja").write_text(_PICTURE_TEMPLATE)
+    return folder / "chats.jsonl", folder / "processor"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import struct
+import sys
 import sysconfig
 import tarfile
 from collections.abc import Callable
@@ -86,6 +87,18 @@ def chats() -> None:
     Path("chats.jsonl").write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in said))
 
 
+def picture_chats() -> None:
+    """`chats.jsonl`: conversations about the pictures in `photos`; `qwen/`: files as a processor of Qwen2-VL has."""
+    sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
+    try:
+        import small_data
+    finally:
+        sys.path.pop(0)
+    chats, processor = small_data.pictures(Path("photos"))
+    chats.rename("chats.jsonl")
+    processor.rename("qwen")
+
+
 def table() -> None:
     """`table.csv`: numbers and text, and a few missing values."""
     lines = [f"{20 + number % 40},Paris,{'' if number % 50 == 3 else number / 7:.4}\n" for number in range(200)]
@@ -119,5 +132,5 @@ def megatron() -> None:
     Path("corpus_text_document.idx").write_bytes(header + lengths.tobytes() + starts.tobytes() + documents.tobytes())
 
 
-_ALL = (texts, corpus, tokenizer, photos, tokens, chats, table, tars, megatron)
+_ALL = (texts, corpus, tokenizer, photos, tokens, chats, picture_chats, table, tars, megatron)
 GIVEN: dict[str, Callable[[], None]] = {each.__name__: each for each in _ALL}

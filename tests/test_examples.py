@@ -74,6 +74,7 @@ def test_examples_on_text_run_and_go_on(tmp_path: Path) -> None:
 def test_examples_on_conversations_and_images_run(tmp_path: Path) -> None:
     assert "validation loss" in run("sft_chat.py", tmp_path / "chat", "--steps", 5)
     assert "eval_loss" in run("trl_sft.py", tmp_path / "chat", "--steps", 5)
+    assert "step 4: loss" in run("pictures_and_text.py", tmp_path / "pictures", "--steps", 5)
     assert "images of the test split are right" in run("image_folder.py", tmp_path / "images", "--epochs", 1)
 
 

@@ -21,7 +21,7 @@ PAGES.append(ROOT / "docs" / "index.md")
 
 
 # What loads frameworks takes long, and they warn of their own affairs.
-FRAMEWORKS = ("how-to/frameworks", "how-to/chat")
+FRAMEWORKS = ("how-to/frameworks", "how-to/chat", "start/pictures")
 OF_FRAMEWORKS = [pytest.mark.stress, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
 
 
