@@ -47,7 +47,20 @@ def test_resuming_at_every_step_equals_not_stopping(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["padded", "balanced", "sampled", "skipping", "stretched", "scheduled", "kept", "unfolded"]
+    "name",
+    [
+        "padded",
+        "balanced",
+        "sampled",
+        "skipping",
+        "stretched",
+        "scheduled",
+        "kept",
+        "unfolded",
+        "dealt",
+        "by tokens",
+        "left out",
+    ],
 )
 def test_every_kind_of_order_resumes_at_every_step(name: str) -> None:
     plan = plans()[name]

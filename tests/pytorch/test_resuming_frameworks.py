@@ -25,6 +25,10 @@ LOADERS: dict[str, Any] = {
     "short": lambda: penstock.DataLoader(numbers(26).shuffle(seed=1).batch(4, tail="short"), num_workers=0),
     "dropped": lambda: penstock.DataLoader(numbers(26).batch(4, tail="drop"), num_workers=2),
     "packed": lambda: penstock.DataLoader(documents(60).shuffle(seed=1).pack(32).batch(4), num_workers=1),
+    "by tokens": lambda: penstock.DataLoader(documents(60).shuffle(seed=1).pad().batch(tokens=96, multiple=2)),
+    "in parts by tokens": lambda: penstock.DataLoader(
+        documents(60).shuffle(seed=1).pad().batch(tokens=256, multiple=8, balance="attention"), micro_batch=2
+    ),
     "in parts": lambda: penstock.DataLoader(numbers(24).shuffle(seed=1).batch(8), micro_batch=2),
     "two epochs": lambda: penstock.DataLoader(numbers(26).shuffle(seed=1).batch(4), epochs=2),
     "a dataset": lambda: penstock.DataLoader(numbers(26), batch_size=4, shuffle=True, num_workers=1),

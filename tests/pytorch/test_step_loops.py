@@ -17,6 +17,8 @@ PLANS = {
     "dropped": lambda: numbers(26).shuffle(seed=1).batch(4, tail="drop"),
     "short": lambda: numbers(26).shuffle(seed=1).batch(4, tail="short"),
     "packed": lambda: documents(60).shuffle(seed=1).pack(32).batch(4),
+    "by tokens": lambda: documents(60).shuffle(seed=1).pad().batch(tokens=128, multiple=2),
+    "by tokens, short": lambda: documents(61).shuffle(seed=1).pad().batch(tokens=128, multiple=2, tail="short"),
 }
 
 

@@ -10,7 +10,7 @@ import random
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -48,6 +48,10 @@ def slow_at_first(row: dict[str, Any], rng: np.random.Generator) -> dict[str, An
     return row
 
 
+def documents(lengths: Sequence[int]) -> penstock.Dataset:
+    return penstock.from_arrays({"tokens": penstock.Ragged.from_lengths(np.arange(sum(lengths)), list(lengths))})
+
+
 def samples(count: int = 100) -> penstock.Dataset:
     return penstock.from_arrays({"x": np.arange(count * 4, dtype=np.int32).reshape(count, 4)})
 
@@ -56,6 +60,7 @@ PLANS = {
     "plain": lambda: samples().shuffle(seed=1).batch(8),
     "short tail": lambda: samples().shuffle(seed=1).batch(8, tail="short"),
     "even tail": lambda: samples().batch(8, tail="even"),
+    "by tokens": lambda: documents(range(40)).shuffle(seed=1).pad().batch(tokens=512, multiple=8, balance="attention"),
     "mapped": lambda: samples().shuffle(seed=2).map(scaled).batch(8),
     "nested": lambda: samples().shuffle(seed=2).map(nested).batch(8),
     "packed": lambda: (

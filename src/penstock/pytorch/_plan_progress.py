@@ -11,6 +11,7 @@ Arithmetic alone: whatever computes batches is told where to begin.
 
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,10 +28,15 @@ class Loop:
     """Counted from 0; if loops are epochs, the epoch that it begins in."""
     end: int | None
     """Its last batch starts before this row."""
-    num_batches: int | None
-    """Including those that an earlier run handed over."""
     num_parts: int
     """Micro-batches of a full batch."""
+    count: Callable[[], int] | None = None
+    """How many batches it has; none if it never ends. Where batches differ in rows, counting takes all their lengths."""
+
+    @property
+    def num_batches(self) -> int | None:
+        """Including those that an earlier run handed over."""
+        return None if self.count is None else self.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +48,10 @@ class Loops(ABC):
     def begin(self, row: int, num_parts: int) -> Loop:
         """The loop that begins, or goes on, at a row."""
         number, end = self.loop_at(row), self.end_after(row)
-        if end is None:
-            return Loop(number, None, None, num_parts)
-        num_before = self.steps_before(row) * num_parts
-        return Loop(number, end, num_before + self.plan.steps.num_parts_between(row, end, num_parts), num_parts)
+        return Loop(number, end, num_parts, None if end is None else lambda: self._count(row, end, num_parts))
+
+    def _count(self, row: int, end: int, num_parts: int) -> int:
+        return self.steps_before(row) * num_parts + self.plan.steps.num_parts_between(row, end, num_parts)
 
     @abstractmethod
     def loop_at(self, row: int) -> int:
