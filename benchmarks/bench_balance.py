@@ -1,6 +1,7 @@
 """What ranks wait for each other, with rows as they come and dealt by cost; and batches by tokens beside others' ways.
 
-Lengths are real: Python sources and Debian's documentation (a token for four bytes), and a log-normal like a web corpus.
+Lengths are those of Python sources and of Debian's documentation (a token for four bytes), and a log-normal like a web
+corpus's.
 
     deal     max/mean attention cost over ranks, before, after, and the best of a long search of random deals; the
              cost of planning a step at the start of the run and at its millionth step
@@ -8,8 +9,8 @@ Lengths are real: Python sources and Debian's documentation (a token for four by
              Trainer's group_by_length; and what each repeats and loses when a run goes on with half as many ranks
     ddp      a job of 2 and of 4 processes: a small transformer with attention inside documents, both ways in turns
 
-fairseq's way is written anew here from `batch_by_size_fast` in fairseq/data/data_utils_fast.pyx and `EpochBatchIterator`
-in fairseq/data/iterators.py: rows sorted by length, batches of `max_tokens` in multiples of 8 rows, shuffled, every w-th
+fairseq's way is written anew here from `batch_by_size_fast` (fairseq/data/data_utils_fast.pyx) and `EpochBatchIterator`
+(fairseq/data/iterators.py): rows sorted by length, batches of `max_tokens` in multiples of 8 rows, shuffled, every w-th
 for a rank. The Trainer's is `get_length_grouped_indices` of transformers.trainer_pt_utils.
 
     python benchmarks/bench_balance.py [--only deal|tokens|ddp] [--seconds 1]
@@ -18,6 +19,7 @@ for a rank. The Trainer's is `get_length_grouped_indices` of transformers.traine
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import statistics
 import time
@@ -284,7 +286,7 @@ def train(rank: int, world_size: int, num_steps: int, results: Any) -> None:
     torch.set_num_threads(1)
     store = distributed.FileStore(f"/tmp/bench_balance.{os.getppid()}.{world_size}", world_size)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
-    stages = documents(np.minimum(corpora()["python"], LENGTH)[:40_000]).shuffle(seed=3).pack(LENGTH // 2)
+    stages = documents(corpora()["python"][:40_000]).shuffle(seed=3).pack(LONGEST)
     plans = [stages.batch(4 * world_size, balance=balance) for balance in (None, "attention")]
     jobs = []
     for plan in plans:
@@ -318,23 +320,22 @@ def make_model() -> Any:
     from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
     class Layer(nn.Module):
-        def __init__(self, size: int = 64) -> None:
+        def __init__(self, size: int = 32) -> None:
             super().__init__()
             self.mixed, self.out, self.norm = nn.Linear(size, 3 * size), nn.Linear(size, size), nn.LayerNorm(size)
 
         def forward(self, x: Any, borders: list[int]) -> Any:
-            parts = self.mixed(self.norm(x)).unflatten(-1, (3, 4, -1)).permute(1, 2, 0, 3)
+            parts = self.mixed(self.norm(x)).unflatten(-1, (3, 2, -1)).permute(1, 2, 0, 3)
             found = [
                 scaled_dot_product_attention(*parts[:, None, :, begin:end], is_causal=True)[0]
-                for begin, end in zip(borders, borders[1:], strict=False)
-                if end > begin
+                for begin, end in itertools.pairwise(borders)
             ]
             return x + self.out(torch.cat(found, dim=1).transpose(0, 1).flatten(1))
 
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embed, self.head = nn.Embedding(256, 64), nn.Linear(64, 256)
+            self.embed, self.head = nn.Embedding(256, 32), nn.Linear(32, 256)
             self.layers = nn.ModuleList([Layer(), Layer()])
 
         def forward(self, batch: Any) -> Any:

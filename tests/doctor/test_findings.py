@@ -363,6 +363,15 @@ def test_padding_is_found_also_when_nothing_waits() -> None:
     assert found.limit.ratio == pytest.approx(1 / 0.3)
 
 
+def test_ranks_that_wait_for_each_other_are_found_also_when_nothing_waits_for_data() -> None:
+    for imbalance, expected in ((1.4, ["unequal-ranks"]), (1.02, []), (None, [])):
+        recording = recorded(steps(wait=0.0001), [], {1: 1.0})
+        facts = [each | {"imbalance": imbalance} if each["fact"] == "primary" else each for each in recording.facts]
+        found = find(replace(recording, facts=facts))
+        assert [each.id for each in found] == expected
+        assert all("1.40 times" in each.evidence[0] and each.limit is not None for each in found)
+
+
 def test_a_batch_size_that_computes_faster_is_found_also_when_nothing_waits() -> None:
     recording = recorded(steps(), [option(2, batch_size=32)], {1: 1.0, 2: 1.4}, options={"batch_size": 33})
     assert [each.id for each in find(recording)] == ["odd-batch-size"]

@@ -80,7 +80,12 @@ class Cause:
 
 def find(case: Case) -> list[Found]:
     """All findings, by measured gain; those without one last. A job that waits for data has at least one about it."""
-    rows = [*(cause.find(case) for cause in CAUSES), _padded_batches(case), _growing_workers(case)]
+    rows = [
+        *(cause.find(case) for cause in CAUSES),
+        _padded_batches(case),
+        _unequal_ranks(case),
+        _growing_workers(case),
+    ]
     found: dict[str, Found] = {}
     for each in rows:
         if each is not None:
@@ -336,7 +341,9 @@ CAUSES = (
     ),
 )
 """The most specific causes first: of two that advise the same change, the first is reported."""
-_NOT_ABOUT_LOADING = {"padding", "odd-batch-size", "torch-threads", "growing-workers"}
+_UNEQUAL = 1.1
+"""How much dearer the dearest rank may be than it need be."""
+_NOT_ABOUT_LOADING = {"padding", "odd-batch-size", "torch-threads", "unequal-ranks", "growing-workers"}
 
 
 def _padded_batches(case: Case) -> Found | None:
@@ -362,6 +369,30 @@ def _padded_batches(case: Case) -> Found | None:
         return Found(finding, f"Without it, training would be at most {format_gain(limit)} faster.")
     gain = tried.comparison.gain
     return Found(replace(finding, gain=gain), f"With {tried.trial.name}, training was {format_gain(gain)} faster.")
+
+
+def _unequal_ranks(case: Case) -> Found | None:
+    """Ranks wait for the one with the longest documents."""
+    ratio = 0.0 if case.recording.leader is None else case.recording.leader.get("imbalance") or 0.0
+    if ratio < _UNEQUAL:
+        return None
+    limit = Gain(ratio=ratio)
+    finding = Finding(
+        id="unequal-ranks",
+        title="Ranks wait for the one with the longest documents",
+        evidence=(
+            f"In a step, the attention of the dearest rank costs {ratio:.2f} times what it would with the same rows "
+            "dealt by cost.",
+            "No rank goes on before the last one is ready; plan.imbalance(world_size) shows other steps and costs.",
+        ),
+        change='deal rows by cost: plan.batch(..., balance="attention")',
+        where=case.loader["where"],
+        limit=limit,
+        link="docs/plans.md#equal-work-for-every-rank",
+    )
+    return Found(
+        finding, f"With it, training would be at most {format_gain(limit)} faster: by as much of it as is attention."
+    )
 
 
 def _growing_workers(case: Case) -> Found | None:

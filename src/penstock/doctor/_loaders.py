@@ -30,6 +30,7 @@ from penstock.doctor._supplies import (
     padding_share,
     rows_of,
 )
+from penstock.errors import PenstockError
 
 _LIBRARIES = ("torch", "penstock", "lightning", "pytorch_lightning", "accelerate", "transformers", "torchdata")
 _OPTIONS = ("batch_size", "num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "in_order", "timeout")
@@ -38,6 +39,7 @@ _FEWEST_LOOK_STEPS, _LONGEST_LOOK_SECONDS = 5, 10.0
 _KEPT_PERIODS = 64
 _MOST_REMEMBERED = 512
 _SKIPPED_STEPS = 2
+_DEALT_STEPS = 4
 """The first ones fill caches."""
 
 
@@ -121,6 +123,17 @@ class ScriptLoader:
             "fetch_cpu": totals.worker_cpu_seconds * each,
             "faults": totals.page_faults * each,
         }
+
+    def imbalance(self) -> float | None:
+        """How much faster the dearest rank of the first steps is when a plan's rows are dealt by attention."""
+        if not loads_plan(self.instance):
+            return None
+        plan, rows_per_rank = self.instance.plan, self.instance._run.rows_per_rank
+        try:
+            found = plan.imbalance(plan.global_size // rows_per_rank, balance="attention", steps=range(_DEALT_STEPS))
+        except (PenstockError, ValueError, IndexError):  # rows without lengths, or few of them
+            return None
+        return None if plan.stages[-1].balance else 1 + found.gain
 
     def describe(self) -> dict[str, Any]:
         """What the report says about it."""
@@ -269,6 +282,7 @@ class Look:
             step_seconds=loader.step_seconds,
             whole_epochs=whole_epochs,
             told=loader.own_statistics(),
+            imbalance=loader.imbalance(),
             num_threads=torch.get_num_threads(),
             cpu_share=cpu / max(wall, 1e-9),
             accelerator=bool(accelerator is not None and accelerator.is_available()),

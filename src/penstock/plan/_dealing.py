@@ -14,8 +14,8 @@ ones.
     micro-batches
 
 It depends on the plan, the row and the number of ranks alone, so every rank finds its share by itself. All of it is
-done in integers, so that two kinds of processor cannot disagree. Price at 64 ranks of 8 rows: 60 µs a batch for packed
-rows (`benchmarks/bench_balance.py`), once for all micro-batches.
+done in integers, so that two kinds of processor cannot disagree. Price at 64 ranks of 8 rows: 80 to 100 µs a
+batch (`benchmarks/bench_balance.py`), once for all micro-batches.
 """
 
 from __future__ import annotations

@@ -63,6 +63,9 @@ from penstock.shards import ShardFolder
 if TYPE_CHECKING:
     from penstock.remote import Uses
 
+_LOOKED_AT = 64
+"""Steps that tell how unequal ranks are."""
+
 FILE_VERSION = 1
 """Version of plan files."""
 
@@ -386,24 +389,30 @@ class Plan(Verbs["Plan"]):
         return self.row_source.mixing()
 
     def imbalance(
-        self, world_size: int, *, balance: str | Mapping[str, float] | None = None, num_steps: int = 64
+        self,
+        world_size: int,
+        *,
+        balance: str | Mapping[str, float] | None = None,
+        steps: Iterable[int] | None = None,
     ) -> Imbalance:
-        """How long ranks wait for the one with the longest documents, in some steps of the first epoch.
+        """How long ranks wait for the one with the longest documents, without batch(balance=...) and with it.
 
         Args:
             world_size: Number of training processes.
             balance: What is counted, as in batch(balance=...), which is also the default; "attention" without it.
-            num_steps: How many batches are looked at, in four places of the epoch.
+            steps: Steps of the first epoch to look at; None for 64, in four places.
 
         Raises:
             StageError: the plan has no batch() yet, or all its rows cost the same.
         """
-        said = self.steps and self._batch and self._batch.balance
-        dealer = Dealer(self.row_source, self.steps, costs_of(balance or said or ATTENTION))
-        total = self.num_batches()
-        firsts = np.linspace(0, max(0, total - num_steps // 4), 4).astype(np.int64)
-        found = np.unique(firsts[:, None] + np.arange(max(1, num_steps // 4)))
-        return dealer.imbalance([self.row_of(step) for step in found[found < total].tolist()], world_size)
+        rows, batch = self.steps, self._batch
+        dealer = Dealer(self.row_source, rows, costs_of(balance or (batch and batch.balance) or ATTENTION))
+        if steps is None:
+            total = self.num_batches()
+            firsts = np.linspace(0, max(0, total - _LOOKED_AT // 4), 4).astype(np.int64)
+            found = np.unique(firsts[:, None] + np.arange(_LOOKED_AT // 4))
+            steps = found[found < total].tolist()
+        return dealer.imbalance([rows.row_of(step, 0) for step in steps], world_size)
 
     def ledger(self, epoch: int = 0, *, try_maps: bool = False) -> Ledger:
         """The account of an epoch: every token placed exactly once, and what padding, cuts, tails and failures cost.

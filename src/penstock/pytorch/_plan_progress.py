@@ -31,7 +31,7 @@ class Loop:
     num_parts: int
     """Micro-batches of a full batch."""
     count: Callable[[], int] | None = None
-    """How many batches it has; none if it never ends. Where batches differ in rows, counting takes all their lengths."""
+    """How many batches it has; none if it never ends. Where they differ in rows, counting takes all their lengths."""
 
     @property
     def num_batches(self) -> int | None:
