@@ -21,10 +21,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from _excerpts import make_excerpt
 from _in_turns import compare
 from _machine import describe_machine
 
-from penstock.doctor import DoctorSettings, diagnose, make_excerpt, recording_folder, run_script
+from penstock.doctor import DoctorSettings, diagnose, recording_folder, run_script
 
 GALLERY = Path(__file__).parents[1] / "examples" / "doctor"
 SCRIPTS = {

@@ -5,15 +5,16 @@ They were made on two cores that other programs used, too, so that their interva
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 
 import pytest
 
-from penstock.doctor import make_excerpt, read_excerpt
-
 from .test_findings import find
 from .test_gallery import HEALTHY, ILL
 
+EXCERPTS = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "_excerpts.py"))
+make_excerpt, read_excerpt = EXCERPTS["make_excerpt"], EXCERPTS["read_excerpt"]
 RECORDINGS = sorted((Path(__file__).parent / "recordings").glob("*.json"))
 
 

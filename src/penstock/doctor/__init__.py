@@ -34,7 +34,7 @@ from penstock.doctor._experiment import (
 )
 from penstock.doctor._hooks import watch_torch
 from penstock.doctor._loaders import ScriptLoader
-from penstock.doctor._recording import Recorder, Recording, make_excerpt, read_excerpt, read_recording
+from penstock.doctor._recording import Recorder, Recording, read_recording
 from penstock.doctor._remedies import choose_trials
 from penstock.doctor._run import (
     DoctorSettings,
@@ -78,9 +78,7 @@ __all__ = [
     "diagnose",
     "environment",
     "experiment",
-    "make_excerpt",
     "make_page",
-    "read_excerpt",
     "read_recording",
     "rebuild",
     "recording_folder",

@@ -3,19 +3,13 @@
 Each process writes events into a file of its own, and rare facts as lines of JSON into one file for all. Children begin
 files of their own after a fork. A line is one write to a file opened for appending, so that lines of several processes
 do not mix. Everything is readable after any death.
-
-An excerpt of a recording is one small JSON file, without the machine's paths, from which the same findings are made:
-
-    {"facts": [{"fact": "loader", …}, …], "machine": {"other_cores": 0.1, …}, "events": "<deflated, in base64>"}
 """
 
-import base64
 import contextlib
 import itertools
 import json
 import os
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -37,8 +31,6 @@ _MEMORY_EVERY_NS = 500_000_000
 _MOST_MEMORY_SHARE = 0.002
 """Share of the time that a worker may spend looking at its memory, after its first looks: growth shows early."""
 _FIRST_LOOKS = 12
-_MOST_OF_A_KIND = 400
-_LEFT_OUT = ("process", "not-saved")
 
 Fact = Mapping[str, Any]
 
@@ -309,25 +301,6 @@ def read_recording(folder: Path, machine: Fact | None = None) -> Recording:
 def read_trials(folder: Path) -> list[Trial]:
     """What is tried in a run, as far as it is known."""
     return Recording(facts=list(_facts(folder / FACTS)), events=no_events()).trials
-
-
-def make_excerpt(recording: Recording) -> str:
-    """The facts, and the first baseline events of each kind."""
-    events, loader = recording.events, recording.loader
-    mine = events[(events["trial"] == 0) & (events["loader"] == (0 if loader is None else loader["loader"]))]
-    kept = [mine[mine["kind"] == kind][:_MOST_OF_A_KIND] for kind in np.unique(mine["kind"])]
-    chosen = np.concatenate(kept) if kept else no_events()
-    facts = [fact for fact in recording.facts if fact["fact"] not in _LEFT_OUT]
-    packed = zlib.compress(chosen[np.argsort(chosen["start"], kind="stable")].tobytes(), 9)
-    text = base64.b64encode(packed).decode()
-    return json.dumps({"facts": facts, "machine": dict(recording.machine), "events": text}) + "\n"
-
-
-def read_excerpt(text: str) -> Recording:
-    """The recording that an excerpt was made from, as far as it was kept."""
-    saved = json.loads(text)
-    events = np.frombuffer(zlib.decompress(base64.b64decode(saved["events"])), no_events().dtype)
-    return Recording(facts=saved["facts"], events=events, machine=saved["machine"])
 
 
 def _facts(path: Path) -> Iterator[Fact]:

@@ -94,11 +94,13 @@ class BatchLayout:
                 self.end, self.num_bytes = max(self.end, part.end), self.num_bytes + part.end - part.offset
             elif isinstance(part, Placed):
                 self.end, self.num_bytes = max(self.end, part.end), self.num_bytes + part.num_bytes
-        self._stacked = [
-            ((num_pieces, part.shape[0] // num_pieces, *part.shape[1:]), dtype_from_name(part.dtype), part.offset)
-            for part in (parts.values() if num_pieces > 1 else ())
-        ]
+        self._stacked: list[tuple[tuple[int, ...], np.dtype[Any], int]] = []
         """(shape, dtype, offset) of each array, with the pieces as its first dimension."""
+        if num_pieces > 1:
+            self._stacked = [
+                ((num_pieces, part.shape[0] // num_pieces, *part.shape[1:]), dtype_from_name(part.dtype), part.offset)
+                for part in parts.values()
+            ]
 
     def pieces(self, memory: Any) -> list[Batch]:
         """The batches, their arrays based on `memory`."""
