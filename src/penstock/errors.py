@@ -32,8 +32,6 @@ May import: nothing. Imported by: `cli`, `dataset`, `doctor`, `filesystem`, `loa
 Holds no state.
 """
 
-from __future__ import annotations
-
 import operator
 import re
 from collections.abc import Iterable, Sequence

@@ -16,8 +16,6 @@ A function is named "package.module:function", which `name_function` writes and 
 May import: nothing. Imported by: `dataset`, `plan`, `preparation`, `shards`, `sources`, `transforms`. Holds no state.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import importlib

@@ -17,8 +17,6 @@ A shape looks like the data it describes, and `find_mismatch` says where a value
 May import: nothing. Imported by: `loader`, `preparation`, `pytorch`, `service`, `sources`. Holds no state.
 """
 
-from __future__ import annotations
-
 import re
 import reprlib
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ For arrays and single words; `native/kernels.h` has the same function for loops 
 May import: nothing. Imported by: `order`, `transforms`. Holds no state.
 """
 
-from __future__ import annotations
-
 from typing import Any, TypeVar
 
 import numpy as np

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.errors import DatasetChanged, SchemaError
-from penstock.packing import _index
+from penstock.packing import _ledger
 from penstock.plan import Dataset
 from plan.examples import assert_same, make_documents, ragged, write_tokens
 
@@ -50,7 +50,7 @@ def zipped() -> Dataset:
 def test_every_plan_gives_the_batches_of_one_dataset_that_holds_all_of_it(
     joined: Dataset, how: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_index, "ROWS_PER_WINDOW", 4)
+    monkeypatch.setattr(_ledger, "ROWS_PER_WINDOW", 4)
     data = {"concat": joined, "zip": zipped(), "pickled": pickle.loads(pickle.dumps(joined))}[how]
     expected, found = STAGES[kind](arrays()), STAGES[kind](data)
     assert len(data) == len(LENGTHS)

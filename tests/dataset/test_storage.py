@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.packing import _index
+from penstock.packing import _ledger
 from penstock.plan import Dataset
 from plan.examples import assert_same, make_documents, ragged, write_tokens
 
@@ -51,7 +51,7 @@ def arrays() -> Dataset:
 def test_every_storage_gives_the_batches_of_arrays_in_ram(
     folders: dict[str, Path], storage: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_index, "ROWS_PER_WINDOW", 4)
+    monkeypatch.setattr(_ledger, "ROWS_PER_WINDOW", 4)
     name, _, how = storage.partition(" ")
     if name == "in":
         data = penstock.open(folders["tiny"]).in_memory()
@@ -72,7 +72,7 @@ def test_every_storage_gives_the_batches_of_arrays_in_ram(
 def test_a_selection_gives_the_batches_of_the_same_samples_written_out(
     folders: dict[str, Path], kind: str, io: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_index, "ROWS_PER_WINDOW", 4)
+    monkeypatch.setattr(_ledger, "ROWS_PER_WINDOW", 4)
     data = penstock.open(folders["tiny"], io=io)
     subsets = [
         data.split({"train": 0.7, "test": 0.3}, seed=1)["train"],

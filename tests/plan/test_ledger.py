@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock.packing import _index
+from penstock.packing import _ledger
 from plan.examples import lengths_lists, read_epoch, shuffled, tokens_dataset
 
 
@@ -20,7 +20,7 @@ def test_the_ledger_of_a_packed_epoch_is_what_its_batches_hold(
     lengths: list[int], length: int, long: Any, data: st.DataObject
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_index, "ROWS_PER_WINDOW", 2)
+        patch.setattr(_ledger, "ROWS_PER_WINDOW", 2)
         max_documents = data.draw(st.sampled_from([None, 2]))
         plan = shuffled(tokens_dataset(lengths), data.draw).pack(length, long=long, max_documents=max_documents)
         plan, epoch = plan.batch(3, tail="short"), data.draw(st.integers(0, 2))

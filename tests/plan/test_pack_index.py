@@ -23,7 +23,7 @@ from penstock.packing import (
     PACKING_VERSION,
     PackIndex,
     PackingSettings,
-    _index,
+    _ledger,
     build_pack_index,
     count_rows,
     index_name,
@@ -56,9 +56,9 @@ def test_windows_cover_all_documents_and_are_large_but_for_the_bounds(
     with pytest.MonkeyPatch.context() as patch:
         bounds = {"ROWS_PER_WINDOW": rows, "MAX_WINDOW_DOCUMENTS": max_documents, "MAX_WINDOW_TOKENS": max_tokens}
         for name, value in (bounds | {"_CHUNK": chunk}).items():
-            patch.setattr(_index, name, value)
+            patch.setattr(_ledger, name, value)
         index = cut(lengths, length)
-        patch.setattr(_index, "_CHUNK", 1 << 22)
+        patch.setattr(_ledger, "_CHUNK", 1 << 22)
         assert cut(lengths, length).window_starts.tolist() == index.window_starts.tolist()
     starts = index.window_starts.tolist()
     assert starts[0] == 0
@@ -89,7 +89,7 @@ def test_windows_hold_16384_rows_worth_of_tokens() -> None:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache that keeps indexes of any size, with windows of two rows."""
     monkeypatch.setattr(_packed_rows, "_WORTH_KEEPING", 0)
-    monkeypatch.setattr(_index, "ROWS_PER_WINDOW", 2)
+    monkeypatch.setattr(_ledger, "ROWS_PER_WINDOW", 2)
     monkeypatch.setattr(_packed_rows, "cache_folder", lambda: tmp_path / "cache" / "packing")
     return tmp_path / "cache" / "packing"
 
@@ -271,7 +271,7 @@ NAME = index_name("tokens", PackingSettings(length=8))
 def test_counts_stored_with_the_dataset_are_used(
     tmp_path: Path, built: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_index, "ROWS_PER_WINDOW", 2)
+    monkeypatch.setattr(_ledger, "ROWS_PER_WINDOW", 2)
     index = build_pack_index(reader(np.array(LENGTHS)), len(LENGTHS), PackingSettings(length=8))
     path = write_tokens(tmp_path / "d", make_documents(LENGTHS), attributes=stored({NAME: index.to_json()}))
     plan = penstock.open(path).shuffle(1).pack(8).batch(4, tail="short")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.packing import _index
+from penstock.packing import _ledger
 from penstock.plan import Plan, _packed_rows
 from penstock.plan._packed_rows import PackedRows
 
@@ -61,7 +61,7 @@ def test_every_row_is_counted_once_not_once_for_each_batch(
 def test_with_a_full_shuffle_windows_are_packed_for_own_rows_once_the_targets_of_all_are_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_index, "ROWS_PER_WINDOW", 16)
+    monkeypatch.setattr(_ledger, "ROWS_PER_WINDOW", 16)
     monkeypatch.setattr(_packed_rows, "_KEPT_BYTES", 0)
     plan = packed_full().batch(WORLD * SHARE)
     packings: list[int] = []

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock.packing import _index
+from penstock.packing import _ledger
 from penstock.plan import Plan, _orders, _reading
 
 from .examples import assert_same, make_documents, write_tokens
@@ -25,7 +25,7 @@ few = settings(max_examples=100, deadline=None, suppress_health_check=list(Healt
 def _tiny_windows() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_orders, "STORAGE_WINDOW_BYTES", 48)
-        patch.setattr(_index, "ROWS_PER_WINDOW", 3)
+        patch.setattr(_ledger, "ROWS_PER_WINDOW", 3)
         patch.setattr(_reading, "_CHUNK_ROWS", 8)
         yield
 

@@ -10,8 +10,6 @@ Price of a shuffled batch of 256 rows of 512 bytes in RAM, which takes 41 µs al
 from two datasets; of a packed one, 1.25 times.
 """
 
-from __future__ import annotations
-
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -11,8 +11,6 @@ asked. **Two at once**: each sends its files; the manifest is written only in pl
 where the store can do that (S3, Google, Azure), so the second is refused and nothing that it relied on is missing.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from dataclasses import asdict, dataclass

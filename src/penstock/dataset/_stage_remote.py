@@ -5,8 +5,6 @@ whole files, several at once, each in ranges that are asked for again when they 
 -> renamed into place, so that what has its name is right, and the next run need not fetch it again
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Columns of tokens: which column is meant, which tokens are predicted, and all documents as one stream of tokens."""
 
-from __future__ import annotations
-
 from typing import Any, Protocol
 
 import numpy as np

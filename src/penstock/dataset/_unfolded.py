@@ -8,8 +8,6 @@ A batch of scalars is one gather; of vectors, a slice for each window. A window 
 overlap, so a split that went window by window would put the same steps into training and validation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

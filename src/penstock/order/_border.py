@@ -15,8 +15,6 @@ the seed. So a sample stays in its part whatever is added, removed or moved arou
 grows keeps all the samples it had.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 from collections.abc import Callable, Mapping

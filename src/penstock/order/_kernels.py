@@ -6,8 +6,6 @@ Price: 42 M numbers/s/core for any size from 65,536 to 2**62, 25 M below, 10 M b
 2.4 GHz (benchmarks/bench_order.py).
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

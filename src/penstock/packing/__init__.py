@@ -6,10 +6,8 @@ Its loops are in C.
 May import: `native`, `schema`. Imported by: `plan`, `preparation`. Holds no state.
 """
 
-from penstock.packing._index import PackIndex, ReadLengths, build_pack_index, index_name
-from penstock.packing._ledger import PackingLedger, make_ledger
-from penstock.packing._pack import PACKING_VERSION, Packing, count_rows, pack
-from penstock.packing._settings import PackingSettings
+from penstock.packing._ledger import PackIndex, PackingLedger, ReadLengths, build_pack_index, index_name, make_ledger
+from penstock.packing._pack import PACKING_VERSION, Packing, PackingSettings, count_rows, pack
 
 __all__ = [
     "PACKING_VERSION",

@@ -3,8 +3,6 @@
 Arrays are allocated here, also those that a kernel only needs while it runs.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

@@ -13,8 +13,6 @@ Columns beside the tokens say what a document is, what its tokens weigh, what it
 In padded batches every row is one document, so the first and the third are row by row.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 Row numbers may be every other one of an array, as ranks share the rows of a step; a kernel wants them in one piece.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -5,8 +5,6 @@ their tokens and labels mean the same, and describes itself in files and states.
 arithmetic on weights rounded to 1/65,536 (`rows`).
 """
 
-from __future__ import annotations
-
 import json
 import math
 import operator

@@ -6,8 +6,6 @@ whose weights change on the way. Rows that are made of pieces are mixed piece by
 tokens, and one pass writes the rest for all of them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

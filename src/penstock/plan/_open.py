@@ -6,8 +6,6 @@ A file names functions as `package.module:function`. Loading it imports none of 
 package is allowed by name: a file from a stranger can name anything.
 """
 
-from __future__ import annotations
-
 import os
 import reprlib
 import tomllib

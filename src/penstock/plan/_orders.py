@@ -19,8 +19,6 @@ The inner order decides which rows share a bucket: under a shuffle, other ones i
 bucket are looked up and sorted when its first row is read; a few buckets are kept.
 """
 
-from __future__ import annotations
-
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence

@@ -9,8 +9,6 @@ last whole window are in no row; the ledger counts them. `trace` pays for that: 
 lengths of all documents before it.
 """
 
-from __future__ import annotations
-
 import functools
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping

@@ -10,8 +10,6 @@ end with a batch, `tail` says what becomes of its last rows:
     even     they are a smaller batch, in which rows are repeated until every rank has the same number
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 

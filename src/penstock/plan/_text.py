@@ -4,8 +4,6 @@ The standard library reads TOML and does not write it. A plan file needs tables,
 JSON knows; that is all there is here.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect

@@ -10,8 +10,6 @@ run a task twice, if it wrongly believes a node dead; tasks are idempotent (`_wo
 damage. Every machine must see the destination under the same path, and have Penstock installed.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import functools

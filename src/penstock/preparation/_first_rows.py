@@ -6,8 +6,6 @@ In larger ones, the first rows of eight splits are compared. If rows of one spli
 rows of different splits, samples are permuted when they are written.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass

@@ -16,8 +16,6 @@ NOTE [who outlives whom]
   what a dead worker wrote is in an attempt that no record names.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import logging

@@ -10,8 +10,6 @@ sample, so a sample never changes its part, whatever is added, removed or reorde
 Bad rows have no key. They are counted in the largest part, which is also prepared first.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping, Sequence

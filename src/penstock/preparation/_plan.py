@@ -3,8 +3,6 @@
 Survey -> plan_run -> RunPlan: what is kept, what is already done, what is left to do, what will be removed
 """
 
-from __future__ import annotations
-
 import collections
 import os
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ found, sorted: a validation set that lacks a class would number the later ones d
 dataset, and can be given to the next one.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

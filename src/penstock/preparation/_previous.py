@@ -8,8 +8,6 @@ from them. Other tasks are dropped whole: their files, if they still exist, are 
 in tasks that come after the kept ones.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import reprlib

@@ -6,8 +6,6 @@ attempt.finish() -> TaskRecord                                                 M
 a worker dies                         its tasks are tried again                Meter.lose
 """
 
-from __future__ import annotations
-
 import logging
 import resource
 import time

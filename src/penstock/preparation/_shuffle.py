@@ -9,8 +9,6 @@ shards a bucket is one contiguous range. How many buckets there are is decided b
 size of the data. Each sample is written twice and read once; that is the whole price.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Bad rows: either an error that names the first, or counts by reason with a few examples."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -9,8 +9,6 @@ in the manifest, and beside the tasks of an unfinished run. A task's result is o
 so the output of two tokenizers can never end up in one dataset.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

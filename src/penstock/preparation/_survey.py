@@ -6,8 +6,6 @@ Everything that `plan_run` needs to decide is gathered here, once. Each step doe
 left open: if a dataset is up to date, no file is split, and if all tasks are finished, no row is read.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import uuid

@@ -11,8 +11,6 @@ have something to do and the wait for the last one is short. The choice is made 
 otherwise adding a file could change all tasks.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Iterable, Sequence

@@ -6,8 +6,11 @@ May import: `errors`. Imported by: `cli`, `dataset`, `loader`, `order`, `packing
 `service`, `shards`, `transforms`. Holds no state.
 """
 
-from penstock.schema._columns import HASH_COLUMN, LABEL_COLUMNS, Column, Schema
-from penstock.schema._dtypes import (
+from penstock.schema._columns import (
+    HASH_COLUMN,
+    LABEL_COLUMNS,
+    Column,
+    Schema,
     array_of_tensor,
     common_dtype,
     dtype_from_name,

@@ -14,8 +14,6 @@ They carry no checksums, so only their sizes and their index can be checked. Lay
 i64 byte pointers, i64 document borders, and for multimodal data one i8 mode per sequence.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import math

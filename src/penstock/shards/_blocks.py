@@ -32,8 +32,6 @@ while a queue would not. A process with one CPU never starts the thread.
 #   window by window; a file truncated at that very moment is as bad for it as for a reader.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable

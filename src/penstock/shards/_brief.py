@@ -8,8 +8,6 @@ Nothing is judged here. If anything is not exactly as Penstock writes it, or too
 None; the caller then opens the shard, which says what is wrong.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 

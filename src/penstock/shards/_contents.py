@@ -1,7 +1,5 @@
 """Which files a manifest names, and what is wrong with a copy of one: how a cache knows what arrived."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 

@@ -13,8 +13,6 @@ a label is renumbered or a score recomputed. Equal contents have equal hashes. `
 sample, in the column `__xxh64__`; for any other data the same hashes are computed when needed.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

@@ -8,8 +8,6 @@
 In the steady state it never stops.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping
 from typing import Any

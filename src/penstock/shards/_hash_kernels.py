@@ -1,7 +1,5 @@
 """XXH64 of many byte strings in one call: the published function (github.com/Cyan4973/xxHash), seed 0, in C."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -7,8 +7,6 @@ What is done to columns (renamed, cast, replaced) exists in the object only, not
 some out is not. `datasets` itself is never imported.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -5,8 +5,6 @@ numpy's gather and conversion of a single array takes 32. What may be dereferenc
 Indices may be every other one of an array; a kernel wants them in one piece.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -16,8 +16,6 @@ per MiB and the checksum runs at 14 GB/s without the GIL. Each tensor has its ow
 its first byte, so reading one column never checks another.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import math

@@ -14,8 +14,6 @@ After a fork the child starts with nothing open: maps would survive, but locks h
 the parent would never be released.
 """
 
-from __future__ import annotations
-
 import bisect
 import os
 import resource

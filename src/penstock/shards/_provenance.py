@@ -18,8 +18,6 @@ the manifest only names this file, with its size and checksum; it is read to tra
 Verifying reads it block by block, in little memory.
 """
 
-from __future__ import annotations
-
 import errno
 import functools
 import itertools

@@ -6,8 +6,6 @@ No data is used before its blocks are checked (`_blocks`); once all blocks of a 
 nothing is looked up again.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path

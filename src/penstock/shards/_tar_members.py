@@ -12,8 +12,6 @@ members, which every tar reader takes for a shorter one.
 `a/b.seg.png` is the member "seg.png" of the sample "a/b".
 """
 
-from __future__ import annotations
-
 import posixpath
 import re
 import zlib

@@ -8,8 +8,6 @@ size of its tar, and every tar with the size and time that it had when it was in
 Where a tar is comes from one function, `path_of`, so that tars may as well be fetched as a whole first.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

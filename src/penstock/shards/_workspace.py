@@ -14,8 +14,6 @@ Penstock did not write. Directories are synced between the steps, so that a powe
 order too.
 """
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

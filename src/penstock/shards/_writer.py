@@ -10,8 +10,6 @@ caller decides where files go: `store` gets the name and the bytes. If the schem
 here, so no caller has to know about them.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType

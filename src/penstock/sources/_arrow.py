@@ -8,8 +8,6 @@ Columns may be inside columns: "conversation.turns" is the field `turns` of the 
 exactly that name takes precedence: CSV files have `sepal.length`, and tars have members `seg.png`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence

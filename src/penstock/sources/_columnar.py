@@ -11,8 +11,6 @@ end, as one split. Every batch is validated in full before it is handed out (see
 process (2 of 200 bit flips did).
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from collections.abc import Iterable, Iterator

@@ -3,8 +3,6 @@
 Also what every reader of bytes needs: reading exactly so many, skipping ahead, and dropping a byte-order mark.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import tempfile

@@ -5,8 +5,6 @@ hidden files, those that begin with an underscore, which tools write beside data
 there. If a folder has several formats, nothing is guessed: it is an error that says what is in it.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import functools

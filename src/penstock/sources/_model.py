@@ -5,8 +5,6 @@ compared, pickled, and kept in a JSON file between two runs. Reading the same sp
 gives the same records in the same batches, on any machine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self

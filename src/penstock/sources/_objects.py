@@ -5,8 +5,6 @@ split is read in the process that listed it (`Split.needs_this_process`). A Hugg
 its Arrow files is listed as those files instead, which any worker can read.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import sys

@@ -4,8 +4,6 @@ Everything that decides which records come out is in `identity`; how patiently t
 names are examined here, so that listing a million of them opens none.
 """
 
-from __future__ import annotations
-
 import codecs
 import posixpath
 from collections.abc import Mapping

@@ -9,8 +9,6 @@ Of a group of files that are one record each, a damaged one is just one bad row;
 is the folder it is in. Decoding is a transform's job.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar

@@ -11,8 +11,6 @@ for parquet the number of the block's first row within the split. Records are th
 Types of CSV columns that are to be inferred are resolved once, from the first rows, before any split is read.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """What a stream is: files, and how they are read and shuffled."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

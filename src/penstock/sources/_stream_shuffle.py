@@ -8,8 +8,6 @@ last output drawn from it. Looking back finds the last draw of every slot within
 `num_out` is: 0.5 ms for a buffer of 1,000, 80 ms for 100,000.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -6,8 +6,6 @@ needs the progress of all, and shares what is left. Only then does a state say w
 bytes for each part before, and with a shuffle 10 for each chunk of 32 MB.
 """
 
-from __future__ import annotations
-
 import itertools
 import reprlib
 import warnings

@@ -17,8 +17,6 @@ With `typed_members`, members become values, and their names column names:
 Names lose their dots (`seg.png` is the column `seg_png`), and the key of a sample is the column `key`.
 """
 
-from __future__ import annotations
-
 import io
 import tarfile
 from collections.abc import Iterator

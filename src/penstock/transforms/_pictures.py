@@ -10,8 +10,6 @@ read: a path counts from `media_root` and stays below it; without a root, only b
 What is broken behind its header is found when it is decoded, in training. Sounds and films are refused by name.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import os

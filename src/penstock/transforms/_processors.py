@@ -12,8 +12,6 @@ transformers is not imported. Tests compare the two over sizes of every shape.
 To add a family, write a class with `placeholder`, `text` and `grid`, and name its processors in `_FAMILIES`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -4,8 +4,6 @@ What the script does at its top level is done again then. Workers that start wor
 refused: by the owner at once, where it sees that the line that is running is in no branch; else by the worker.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import runpy
