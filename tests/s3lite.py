@@ -459,6 +459,8 @@ class Store:
                 writer.write(_flipped(file.read(num_bytes)))
                 await writer.drain()
             else:
+                if writer.transport.is_closing():
+                    return
                 await loop.sendfile(writer.transport, file, place, num_bytes)
             place += num_bytes
             yield num_bytes
