@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import torch._utils
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.attention.flex_attention import AuxOutput, create_mask
 
 torch._utils._get_available_device_type = lambda: "cpu"
@@ -90,6 +91,9 @@ def main() -> None:
     config.validator.enable, config.validator.steps, config.validator.freq = arguments.validate, -1, 2
     config.validator.dataloader = PlanDataLoader.Config(plan=str(arguments.folder / "validation.toml"))
     trainer = config.build()
+    for module in trainer.model_parts[0].modules():
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no other that FSDP asks for
     note_batches(trainer, arguments.folder)
     trainer.train()
     trainer.close()
