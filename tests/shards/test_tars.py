@@ -21,6 +21,7 @@ import webdataset
 
 import penstock
 from guarding import guarded, use_or_refuse
+from penstock.cli import main
 from penstock.errors import DatasetChanged, FormatError, PenstockError, SchemaError
 from penstock.shards import _tar_index
 
@@ -194,6 +195,7 @@ def test_faulty_samples_are_counted_and_named_and_refused_or_left_out(tmp_path: 
     assert ds.attributes["skipped"] == {"rows": 5, "by_reason": reasons}
     assert ds.attributes["ignored_members"] == 1
     assert pickle.loads(pickle.dumps(ds))[1]["jpg"] == b"e"
+    assert sum(map(len, ds.split({"a": 0.5, "b": 0.5}, seed=1).values())) == 2
     assert len(penstock.open(path, columns=["jpg"], on_error="skip")) == 4
     assert len(penstock.open(path, columns={"jpg": "", "cls": "bytes"}, on_error="skip")) == 3
 
@@ -418,6 +420,22 @@ def test_whatever_a_tar_holds_it_is_read_or_refused(count: int, tmp_path: Path) 
         (tmp_path / "x.tar").write_bytes(raw)
         with guarded():
             use_or_refuse(lambda: read_all(tmp_path / "x.tar"))
+
+
+def test_commands_tell_that_tars_have_no_checksums(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_tar(tmp_path / "x.tar", FAULTY)
+    pattern = str(tmp_path / "*.tar")
+    assert main(["inspect", pattern]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "2 samples in 1 file, " in shown
+    assert "No checksums: damage to the data is not noticed. `penstock prepare` makes a checked copy." in shown
+    assert re.search(r"skipped 5 rows \(.*no cls 1", shown)
+    assert main(["inspect", pattern, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["checksums"], told["shards"], told["columns"]["cls"]) == (False, 1, "int64")
+    assert main(["advise", str(write_tar(tmp_path / "good.tar", FAULTY[:2])), "--measure"]) == 0
+    assert "have no checksums, so damage is not noticed" in " ".join(capsys.readouterr().out.split())
+    assert main(["inspect", str(tmp_path / "none.tar")]) == 1
 
 
 def test_compressed_tars_are_refused_with_advice(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """What `penstock inspect` gathers about a dataset; with `--decode`, its tokens are text."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -8,12 +8,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.dataset import open_folder
+from penstock.dataset import foreign_files, open_folder
 from penstock.errors import IncompleteDataset, PenstockError, counted, printable
+from penstock.plan import open_dataset
 from penstock.preparation import find_unfinished, is_stale
 from penstock.report import Histogram, histogram
 from penstock.schema import Column
-from penstock.shards import Manifest, ShardFolder, tokenizers_of
+from penstock.shards import (
+    Manifest,
+    ShardFolder,
+    Storage,
+    guess_files_format,
+    index_tars,
+    tokenizers_of,
+)
 from penstock.transforms import Tokenize, find_decoder
 
 _CHUNK = 1 << 22
@@ -27,8 +35,11 @@ class Description:
     """A dataset in numbers and a few samples."""
 
     path: Path | str
-    """The folder, or the URL."""
-    manifest: Manifest
+    """The folder, the URL, or the files of another program."""
+    storage: Storage
+    num_files: int
+    is_foreign: bool
+    """Whether another program wrote it, so that nothing can be checked."""
     histograms: Mapping[str, Histogram]
     samples: tuple[Mapping[str, str], ...]
     staleness: str | None = None
@@ -40,16 +51,18 @@ class Description:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for `--json`."""
-        manifest = self.manifest
+        storage = self.storage
+        provenance = storage.manifest.provenance if isinstance(storage, ShardFolder) else None
         return {
             "path": str(self.path),
-            "fingerprint": manifest.fingerprint,
-            "columns": manifest.schema.shown.to_json(),
-            "samples": manifest.num_samples,
-            "shards": len(manifest.shards),
-            "bytes": manifest.num_bytes,
-            "attributes": dict(manifest.attributes),
-            "provenance": manifest.provenance.name if manifest.provenance is not None else None,
+            "fingerprint": storage.fingerprint,
+            "columns": storage.schema.shown.to_json(),
+            "samples": storage.num_samples,
+            "shards": self.num_files,
+            "bytes": storage.num_bytes,
+            "checksums": not self.is_foreign,
+            "attributes": dict(storage.attributes),
+            "provenance": provenance.name if provenance is not None else None,
             "lengths": {name: lengths.to_json() for name, lengths in self.histograms.items()},
             "first_samples": list(self.samples),
             "staleness": self.staleness,
@@ -57,16 +70,27 @@ class Description:
         }
 
 
-def describe(path: Path | str, *, num_samples: int, looks_at_sources: bool) -> Description:
+def describe(
+    path: Path | str, *, num_samples: int, looks_at_sources: bool, on_progress: Callable[[int, int], None] | None = None
+) -> Description:
     """Gather the description of the dataset at `path`; only offsets and a few samples are read.
 
     At a URL no offsets are, so there are no histograms of lengths: they would have everything fetched.
 
-    Nothing outside the folder is accessed, whatever the dataset names, except its sources if requested.
+    Of tars, an index is made if there is none; `on_progress` is called with (bytes done, bytes in all). Nothing outside
+    the folder is accessed, whatever the dataset names, except its sources if requested.
 
     Raises:
         IncompleteDataset: there is none; the message says how far its preparation got, if one was started.
     """
+    given = str(path.absolute()) if isinstance(path, Path) else ""
+    kind = guess_files_format(given)
+    if kind is not None:
+        if kind == "tar":
+            index_tars([given], on_progress)
+        dataset = open_dataset(path, on_error="skip")
+        files = foreign_files(dataset.storage)
+        return _gather(path, dataset.storage, num_samples, num_files=len(files), is_foreign=True)
     try:
         return _describe(path, num_samples, looks_at_sources)
     except IncompleteDataset as error:
@@ -86,10 +110,10 @@ def with_texts(description: Description, tokenizer: str | None) -> Description:
     Raises:
         ValueError: a tokenizer is given, but the dataset has no column of tokens.
     """
-    decoder = find_decoder(tokenizer, {} if tokenizer is not None else tokenizers_of(description.manifest.attributes))
+    decoder = find_decoder(tokenizer, {} if tokenizer is not None else tokenizers_of(description.storage.attributes))
     if decoder is None:
         return description
-    folder = open_folder(description.path)
+    folder = description.storage
     columns = [one for one in folder.schema.shown.columns if one.kind == "ragged" and one.dtype.kind in "iu"]
     columns = [one for one in columns if not one.shape]
     if not columns:
@@ -109,19 +133,27 @@ def with_texts(description: Description, tokenizer: str | None) -> Description:
 
 def _describe(path: Path | str, num_samples: int, looks_at_sources: bool) -> Description:
     folder = open_folder(path)
-    columns = folder.schema.shown.columns
-    measured = [column for column in columns if column.is_ragged and folder.supply is None]  # else all is fetched
-    histograms = {column.name: histogram(_lengths(folder, column)) for column in measured}
-    shown = range(min(num_samples, folder.num_samples))
-    samples = tuple({c.name: _preview(c, folder.value(c, index)) for c in columns} for index in shown)
+    found = _gather(path, folder, num_samples, num_files=len(folder.manifest.shards), is_foreign=False)
     unfinished = find_unfinished(path) if isinstance(path, Path) else None
-    return Description(
-        path=path,
-        manifest=folder.manifest,
-        histograms=histograms,
-        samples=samples,
+    return replace(
+        found,
         staleness=_staleness(path, folder.manifest) if looks_at_sources and isinstance(path, Path) else None,
         unfinished=None if unfinished is None else str(unfinished),
+    )
+
+
+def _gather(path: Path | str, storage: Storage, num_samples: int, *, num_files: int, is_foreign: bool) -> Description:
+    columns = storage.schema.shown.columns
+    is_here = not isinstance(storage, ShardFolder) or storage.supply is None
+    measured = [column for column in columns if column.is_ragged and is_here]  # else all is fetched
+    shown = range(min(num_samples, storage.num_samples))
+    return Description(
+        path=path,
+        storage=storage,
+        num_files=num_files,
+        is_foreign=is_foreign,
+        histograms={column.name: histogram(_lengths(storage, column)) for column in measured},
+        samples=tuple({c.name: _preview(c, storage.value(c, index)) for c in columns} for index in shown),
     )
 
 
@@ -134,7 +166,7 @@ def _staleness(path: Path, manifest: Manifest) -> str | None:
         return f"could not be checked ({error})"
 
 
-def _lengths(folder: ShardFolder, column: Column) -> Iterator[NDArray[np.int64]]:
+def _lengths(folder: Storage, column: Column) -> Iterator[NDArray[np.int64]]:
     for begin in range(0, folder.num_samples, _CHUNK):
         yield folder.lengths(column, begin, min(begin + _CHUNK, folder.num_samples))
 
@@ -154,7 +186,7 @@ def _preview(column: Column, value: Any) -> str:
 
 
 def _difference(description: Description, tokenizer: str) -> str:
-    made_with = tokenizers_of(description.manifest.attributes)
+    made_with = tokenizers_of(description.storage.attributes)
     if not made_with or Tokenize(tokenizer).attributes["tokenizer"]["sha256"] in made_with:
         return ""
     return f" [made with another tokenizer: {next(iter(made_with.values()))}]"

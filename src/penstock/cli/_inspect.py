@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 from penstock.cli._description import Description, describe, with_texts
 from penstock.errors import counted, printable
 from penstock.preparation import part_of_recipe
-from penstock.report import console, format_bytes, print_json
+from penstock.report import console, format_bytes, print_json, progress_bar
 from penstock.schema import Column
-from penstock.shards import Manifest
+from penstock.shards import Storage
 
 _WIDTH, _SHOWN_LINES = 160, 24
 _SHOWN_COLUMNS, _SHOWN_ATTRIBUTES, _SHOWN_BINS = 8, 8, 10
@@ -27,7 +27,11 @@ Thing = TypeVar("Thing")
 
 def add_inspect_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the verb takes."""
-    parser.add_argument("path", metavar="DATASET|PLAN.toml", help="the dataset's folder or URL, or a plan file (.toml)")
+    parser.add_argument(
+        "path",
+        metavar="DATASET|PLAN.toml",
+        help="the dataset's folder or URL, tars or Arrow files (a pattern in quotes), or a plan file (.toml)",
+    )
     parser.add_argument("--samples", type=int, metavar="N", help="how many samples to show (default: 1; as JSON 3)")
     parser.add_argument("--full", action="store_true", help="show everything, not just what fits on a screen")
     parser.add_argument(
@@ -60,7 +64,10 @@ def run_inspect(arguments: argparse.Namespace) -> int:
         path = local_path(arguments.path, "a dataset")
     if isinstance(path, Path) and path.suffix == ".toml" and path.is_file():
         return _show_batch(arguments)
-    description = describe(path, num_samples=num_samples, looks_at_sources=arguments.sources)
+    with progress_bar("index") as on_progress:
+        description = describe(
+            path, num_samples=num_samples, looks_at_sources=arguments.sources, on_progress=on_progress
+        )
     description = with_texts(description, arguments.decode)
     if arguments.json:
         print_json(description.to_json())
@@ -112,15 +119,17 @@ def print_description(description: Description, *, is_full: bool = False) -> Non
 
 def _lines(description: Description, is_full: bool) -> Iterator[str]:
     """What it is, how much, from where, whether it is current; then columns, facts, lengths, samples."""
-    manifest = description.manifest
+    storage = description.storage
     yield str(description.path)
-    yield f"   fingerprint {manifest.fingerprint}"
-    size = format_bytes(manifest.num_bytes)
-    yield f"{counted(manifest.num_samples, 'sample')} in {counted(len(manifest.shards), 'shard')}, {size}"
+    yield f"   fingerprint {storage.fingerprint}"
+    files = counted(description.num_files, "file" if description.is_foreign else "shard")
+    yield f"{counted(storage.num_samples, 'sample')} in {files}, {format_bytes(storage.num_bytes)}"
+    if description.is_foreign:
+        yield "No checksums: damage to the data is not noticed. `penstock prepare` makes a checked copy."
     yield from _currency(description)
     yield ""
-    yield from _columns(manifest, is_full)
-    yield from _facts(manifest, is_full)
+    yield from _columns(storage, is_full)
+    yield from _facts(storage, is_full)
     yield from _histograms(description, is_full)
     yield from _samples(description, is_full)
 
@@ -130,23 +139,23 @@ def _currency(description: Description) -> Iterator[str]:
         yield f"Sources: {description.staleness}"
     elif description.unfinished is not None:
         yield f"A preparation can be continued: {description.unfinished}"
-    elif (sources := _sources_of(description.manifest.attributes)) is not None:
+    elif (sources := _sources_of(description.storage.attributes)) is not None:
         yield f"From {printable(sources)}"
         yield "Sources: not checked; --sources says whether they have changed."
 
 
-def _columns(manifest: Manifest, is_full: bool) -> Iterator[str]:
-    columns, left = _cut(manifest.schema.shown.columns, None if is_full else _SHOWN_COLUMNS)
+def _columns(storage: Storage, is_full: bool) -> Iterator[str]:
+    columns, left = _cut(storage.schema.shown.columns, None if is_full else _SHOWN_COLUMNS)
     for column in columns:
-        yield f"  {printable(column.name):<20} {column.spec:<20} {_size(manifest, column)}"
+        yield f"  {printable(column.name):<20} {column.spec:<20} {_size(storage, column)}"
     if left:
         yield f"  … and {counted(left, 'more column')}; --full shows all"
 
 
-def _facts(manifest: Manifest, is_full: bool) -> Iterator[str]:
+def _facts(storage: Storage, is_full: bool) -> Iterator[str]:
     told = {
-        key: _in_words(value) if is_full else _in_short(key, manifest.attributes)
-        for key, value in manifest.attributes.items()
+        key: _in_words(value) if is_full else _in_short(key, storage.attributes)
+        for key, value in storage.attributes.items()
     }
     facts, left = _cut([(key, words) for key, words in told.items() if words], None if is_full else _SHOWN_ATTRIBUTES)
     if facts:
@@ -156,9 +165,9 @@ def _facts(manifest: Manifest, is_full: bool) -> Iterator[str]:
         yield f"  {printable(key):<20} {words if is_full else _shorten(words)}"
     if left:
         yield f"  … and {left} more; --full shows all"
-    for line in _partly(manifest.attributes):
+    for line in _partly(storage.attributes):
         yield f"  {printable(line)}"
-    if _lets_text_control(manifest.attributes.get("tokenizer")):
+    if _lets_text_control(storage.attributes.get("tokenizer")):
         yield "  Special tokens spelled out in a text are control tokens in this dataset (special_tokens='allow')."
 
 
@@ -179,7 +188,7 @@ def _samples(description: Description, is_full: bool) -> Iterator[str]:
             yield f"  {printable(name):<20} {preview}"
         if left:
             yield f"  … and {counted(left, 'more column')}; --full shows all"
-    made_with = description.manifest.attributes.get("tokenizer")
+    made_with = description.storage.attributes.get("tokenizer")
     if description.samples and not description.is_decoded and isinstance(made_with, Mapping):
         name = printable(_in_words(made_with.get("name")))
         yield f"  --decode TOKENIZER shows tokens as text; the tokenizer was {name}"
@@ -219,10 +228,10 @@ def _shorten(text: str) -> str:
     return f"{text[:_SHOWN_ATTRIBUTE]} … ({len(text):,} characters; --full shows all)"
 
 
-def _size(manifest: Manifest, column: Column) -> str:
+def _size(storage: Storage, column: Column) -> str:
     if not column.is_ragged:
-        return format_bytes(column.item_bytes * manifest.num_samples)
-    counts = [sum(shard.num_values[part.name] for shard in manifest.shards) for part in column.stored]
+        return format_bytes(column.item_bytes * storage.num_samples)
+    counts = [storage.num_elements(part) for part in column.stored]
     what = "value" if len(counts) == 1 else "byte string"
     return f"{format_bytes(counts[0] * column.item_bytes)}, {counted(counts[-1], what)}"
 

@@ -18,7 +18,14 @@ May import: `errors`, `filesystem`, `identity`, `order`, `remote`, `report`, `sc
 node, in its scratch or the user's cache folder.
 """
 
-from penstock.dataset._joined import ConcatStorage, check_classes, check_concat, check_zip, lasting_attributes
+from penstock.dataset._joined import (
+    ConcatStorage,
+    check_classes,
+    check_concat,
+    check_zip,
+    foreign_files,
+    lasting_attributes,
+)
 from penstock.dataset._location import (
     ArraysLocation,
     FilesLocation,
@@ -92,6 +99,7 @@ __all__ = [
     "find_samples",
     "find_scratch",
     "find_true",
+    "foreign_files",
     "lasting_attributes",
     "mask_column",
     "mask_stream",

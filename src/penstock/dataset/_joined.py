@@ -13,6 +13,7 @@ from two datasets; of a packed one, 1.25 times.
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,7 +24,7 @@ from penstock.dataset._tokens import token_stream
 from penstock.errors import SchemaError
 from penstock.identity import digest
 from penstock.schema import HASH_COLUMN, Column, Ragged, Schema, offsets_of
-from penstock.shards import Spans, Storage, from_front, read_samples
+from penstock.shards import ArrowStorage, Spans, Storage, TarStorage, from_front, read_samples
 
 Int64 = NDArray[np.int64]
 _CHUNK = 1 << 16
@@ -240,6 +241,16 @@ class ChosenStorage(ConcatStorage):
     def attributes(self) -> Mapping[str, Any]:
         """All that is known of the storage, and of the choice."""
         return self._attributes
+
+
+def foreign_files(storage: Storage) -> tuple[Path, ...]:
+    """The tars or Arrow files that a storage reads where they are; none if it is another kind of storage."""
+    match storage:
+        case ArrowStorage() | TarStorage():
+            return storage.paths
+        case ChosenStorage():
+            return foreign_files(storage.parts[0].storage)
+    return ()
 
 
 class _ConcatKeys(SampleKeys):

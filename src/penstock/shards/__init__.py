@@ -62,6 +62,7 @@ from penstock.shards._tar_members import (
     is_unsafe_name,
     key_and_extension,
 )
+from penstock.shards._tars import TarStorage
 from penstock.shards._workspace import Workspace
 from penstock.shards._writer import DatasetWriter, ShardWriter, convert_columns
 
@@ -91,6 +92,7 @@ __all__ = [
     "SplitOrigin",
     "Storage",
     "Supply",
+    "TarStorage",
     "Verification",
     "Workspace",
     "checksum",

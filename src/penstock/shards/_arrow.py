@@ -75,7 +75,7 @@ class ArrowStorage(Gathered):
         self.num_samples = int(self.starts[-1])
         self.value_starts: dict[str, Int64] = _ValueStarts(self)
         self.table = Table.empty(len(self.starts) - 1, len(self.schema))
-        self.attributes: Mapping[str, Any] = {"checksums": "none", **_attributes(first, self.schema)}
+        self.attributes: Mapping[str, Any] = _attributes(first, self.schema)
 
     @functools.cached_property
     def fingerprint(self) -> str:

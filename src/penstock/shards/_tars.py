@@ -51,10 +51,8 @@ class TarStorage:
         self._starts = offsets_of([tar.num_samples for tar in index.tars])
         self._sizes = np.array([tar.num_bytes for tar in index.tars], np.int64)
         self._open: dict[int, PositionedFile] = {}
-        self.attributes: Mapping[str, Any] = {
-            "checksums": "none",
-            **({"ignored_members": ignored} if (ignored := sum(tar.num_ignored for tar in index.tars)) else {}),
-        }
+        ignored = sum(tar.num_ignored for tar in index.tars)
+        self.attributes: Mapping[str, Any] = {"ignored_members": ignored} if ignored else {}
 
     def path_of(self, number: int) -> Path:
         """Where a tar is on this machine."""
@@ -188,12 +186,16 @@ class TarStorage:
                 yield number, int(begins[0]), int(begins[1] + sizes[1])
 
     def _find(self, column: Column, indices: Int64) -> tuple[Int64, Int64, Int64]:
-        """(first bytes, sizes, tars) of a member of samples.
+        """(first bytes, sizes, tars) of a member of samples; one that is missing has no bytes.
+
+        Samples without it are not shown, but they are there when something is computed of all samples.
 
         Raises:
             FormatError: the index leads outside of a tar; it may be a stranger's.
         """
         begins, sizes = (self._numbers(what, column.name, indices) for what in ("begin", "size"))
+        is_missing = (begins == MISSING) & (sizes == MISSING)
+        begins[is_missing] = sizes[is_missing] = 0
         tars = np.searchsorted(self._starts, indices, side="right") - 1
         is_wrong = (begins < 0) | (sizes < 0) | (sizes > self._sizes[tars]) | (begins > self._sizes[tars] - sizes)
         if is_wrong.any():

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from penstock.dataset import Scratch, StorageKind, find_scratch, storage_kind
+from penstock.dataset import Scratch, StorageKind, find_scratch, foreign_files, storage_kind
 from penstock.errors import counted
 from penstock.filesystem import open_regular
 from penstock.machine import cpu_shortfall, default_workers, job_memory, ranks_on_node, usable_cpus
 from penstock.plan import Dataset, Plan, open_dataset
 from penstock.shards import ShardFolder
 
-Placement = Literal["RAM", "memory map", "stage", "stream"]
+Placement = Literal["RAM", "memory map", "stage", "stream", "in place"]
 
 _WORKER_BYTES = {"thread": 50e6, "process": 400e6}
 """What a worker takes besides the data: buffers, and the interpreter of a process."""
@@ -148,6 +148,16 @@ class Advice:
                 "It is on a network, and the environment names no folder on this node with room for it: penstock.open "
                 f"reads it as needed (io='pread'), {kept}."
             )
+        if self.placement == "in place":
+            where = (
+                "It is on a network: copy it to this node's own storage, if it fits"
+                if self.storage == "network"
+                else "Leave it where it is"
+            )
+            return (
+                f"{where}. What was read stays in the page cache. Its files have no checksums, so damage is not "
+                "noticed; `penstock prepare` makes a checked copy."
+            )
         if self.placement == "RAM":
             return "It is already in memory, where every worker process would need a copy: use threads."
         if self.fits:
@@ -193,7 +203,9 @@ def advise(
     if not 0 <= reserve < math.inf:
         raise ValueError(f"reserve_bytes={reserve_bytes}; expected 0 or more.")
     dataset, plan = _parts(data)
-    path, is_file = Path(dataset.path), os.path.exists(dataset.path)
+    foreign = foreign_files(dataset.storage)
+    path = foreign[0] if foreign else Path(dataset.path)
+    is_file = path.exists()
     kind: Literal["thread", "process"] = "process" if plan is not None and plan.runs_python else "thread"
     workers, data_bytes, num_ranks = default_workers(kind), dataset.storage.num_bytes, ranks_on_node()
     reserved = num_ranks * int(reserve + workers * _WORKER_BYTES[kind])
@@ -221,7 +233,7 @@ def advise(
         storage=storage,
         speed=speed,
         scratch=scratch,
-        placement=elsewhere if is_file else "RAM",
+        placement="in place" if foreign else elsewhere if is_file else "RAM",
         shuffle="full" if fits or adds_little else "windows",
         batch_seconds=batch_seconds,
         map_seconds=map_seconds,
@@ -230,6 +242,8 @@ def advise(
 
 def _largest_file(dataset: Dataset) -> Path | None:
     """The largest file of the data; None if there is no data."""
+    if foreign := foreign_files(dataset.storage):
+        return max((path.resolve() for path in foreign), key=lambda path: path.stat().st_size)
     if not isinstance(dataset.storage, ShardFolder):
         return Path(dataset.path).resolve()
     shards = dataset.storage.manifest.shards
