@@ -12,6 +12,8 @@ members, which every tar reader takes for a shorter one.
 `a/b.seg.png` is the member "seg.png" of the sample "a/b".
 """
 
+from __future__ import annotations
+
 import posixpath
 import re
 import zlib
@@ -33,6 +35,8 @@ _DRAIN_BYTES = 1 << 20
 _MODULUS = 65521
 _FILES, _WITHOUT_BYTES = b"0\0" + b"7", b"123456"
 _DESCRIPTIONS = b"LKxXg"
+_SPARSE = (b"GNU.sparse.major", b"GNU.sparse.size", b"GNU.sparse.map")
+"""Records of the three formats of sparse files in pax archives."""
 
 
 class Member(NamedTuple):
@@ -129,7 +133,7 @@ class Members:
             size = int(records[b"size"])
         name = records[b"path"].decode("utf-8", "surrogateescape") if b"path" in records else name or _name_in(header)
         is_folder = kind == b"5" or (kind in b"0\0" and name.endswith("/"))
-        is_file = kind in _FILES and not is_folder and not any(key.startswith(b"GNU.sparse") for key in records)
+        is_file = kind in _FILES and not is_folder and records.keys().isdisjoint(_SPARSE)
         if kind == b"S":
             at = self._after_sparse(header, at)
         if kind == b"M":
