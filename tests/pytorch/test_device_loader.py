@@ -81,3 +81,57 @@ def test_batches_of_a_torch_dataset_arrive_whole(device: FakeDevice, num_workers
     assert device.faults == []
     for one in (loader, again):
         one.close()
+
+
+@pytest.mark.parametrize("options", PLANS, ids=["inline", "thread", "process"])
+def test_a_function_runs_behind_the_copy_and_before_the_loop_gets_the_batch(
+    device: FakeDevice, options: dict[str, Any]
+) -> None:
+    """On the stream of copies: it reads what was copied, and no kernel of the loop starts before it is over."""
+    plan = numbers(40).shuffle(seed=3).batch(4)
+    expected = [batch["x"].tolist() for batch in penstock.DataLoader(plan, workers="inline")]
+    read: list[Any] = []
+
+    def decode(batch: dict[str, Any]) -> dict[str, Any]:
+        assert device.current is device.side
+        read.append(device.run_kernel(batch["x"], 3.0))
+        return {"y": batch["x"]}
+
+    with penstock.DataLoader(plan, device="fake", on_device=decode, **options) as loader:
+        seen = read_on(device, (batch["y"] for batch in loader))
+    device.synchronize()
+    assert seen == read == expected
+    assert device.faults == []
+    assert device.now >= len(expected) * (2.0 + 3.0)  # copies and decoding follow each other on their stream
+
+
+def test_a_function_on_the_device_serves_torch_datasets_too(device: FakeDevice) -> None:
+    def double(batch: Any) -> Any:
+        return [batch, batch]
+
+    loader = penstock.DataLoader(Numbers(6), batch_size=2, device="fake", on_device=double)
+    assert all(one is other for one, other in loader)
+
+
+class Unkept:
+    """Has a `to`, as tensors have, and no `record_stream`."""
+
+    def to(self, *_: Any, **__: Any) -> Unkept:
+        return self
+
+
+def test_what_a_function_may_not_do_is_said(device: FakeDevice) -> None:
+    plan = numbers(8).batch(4)
+    loader = penstock.DataLoader(plan, device="fake", on_device=lambda batch: Unkept(), workers="inline")
+    with loader, pytest.raises(TypeError, match=r"cannot be kept until your kernels are done. Return tensors"):
+        next(iter(loader))
+    with pytest.raises(ValueError, match="needs device=: it runs on the way to an accelerator"):
+        penstock.DataLoader(plan, on_device=print)
+
+
+def test_byte_strings_come_to_the_function_as_they_are(device: FakeDevice) -> None:
+    plan = penstock.from_arrays({"x": [[b"ab", b""], [b"c"]]}).batch(2)
+    found: list[Any] = []
+    with penstock.DataLoader(plan, device="fake", workers="inline", on_device=lambda b: found.append(b) or b) as loader:
+        assert [batch["x"] for batch in loader] == [[[b"ab", b""], [b"c"]]]
+    assert found == [{"x": [[b"ab", b""], [b"c"]]}]

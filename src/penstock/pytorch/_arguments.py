@@ -77,6 +77,7 @@ ARGUMENTS: Mapping[str, Argument] = {
     ),
     "local_workers": Argument(False, with_torch="with a torch dataset use num_workers"),
     "device": Argument(False),
+    "on_device": Argument(False),
     "settings": Argument(False),
     "snapshot_every_n_steps": Argument(False),
 }

@@ -81,6 +81,8 @@ class DataLoader(TorchDataLoader[BatchType]):
         local_workers: For plans with `remote`: workers on this machine that take a share, and continue without servers.
         device: Hand batches over on this device: copied from pinned memory, on a separate stream, one batch ahead of
             the training loop.
+        on_device: With `device`: a function of a batch that is on its way there, called on the stream of copies, such
+            as a decoder of pictures or films; it returns the batch. Byte strings come to it as they are.
         settings: A file that `penstock tune` wrote: its options are used for arguments that are not given.
         snapshot_every_n_steps: torchdata's, for scripts written for its `StatefulDataLoader`. A state here is
             always that of the last batch handed over, so this changes nothing.
@@ -127,6 +129,7 @@ class DataLoader(TorchDataLoader[BatchType]):
         remote: Remote | Servers | None = None,
         local_workers: int = 0,
         device: str | int | torch.device | None = None,
+        on_device: Callable[[Any], Any] | None = None,
         settings: str | os.PathLike[str] | None = None,
         snapshot_every_n_steps: int = 1,
     ) -> None:
@@ -141,6 +144,9 @@ class DataLoader(TorchDataLoader[BatchType]):
         self.micro_batch, self.epochs, self.steps, self.start_method = micro_batch, epochs, steps, start_method
         self.drop_consumed, self.device, self.snapshot_every_n_steps = drop_consumed, device, snapshot_every_n_steps
         self.remote, self.local_workers = remote, local_workers
+        self.on_device = on_device
+        if on_device is not None and find_device(device) is None:
+            raise ValueError(f"on_device={on_device!r} needs device=: it runs on the way to an accelerator.")
         find_device(device)  # one that is not there is an error here, not at the first batch
         if mesh is not None:
             given["rank"], given["world_size"] = find_data_rank(mesh)
@@ -159,7 +165,7 @@ class DataLoader(TorchDataLoader[BatchType]):
             how = LoaderSettings.for_plan(source.make(), given) if rebuilt is None else rebuilt.settings
             pins = device is None and wants_pinning(pin_memory, pin_memory_device)
             ranks = None if given["rank"] is None else (given["rank"], given["world_size"])
-            self._run = PlanRun(source, how, ranks, device=find_device(device), pin_memory=pins)
+            self._run = PlanRun(source, how, ranks, device=find_device(device), pin_memory=pins, on_device=on_device)
             size = micro_batch or self._run.rows_per_rank
             shown = shown_arguments(torchs_arguments(given, is_plan=True), device)
             super().__init__(dataset, size, sampler=PlanSampler(self._run, size), **shown)  # type: ignore[arg-type]

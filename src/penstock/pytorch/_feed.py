@@ -40,6 +40,8 @@ from penstock.pytorch._device import Accelerator, Event, HostPinning, Pinning, o
 from penstock.pytorch._warnings import warn_once
 
 Begun = TypeVar("Begun")
+OnDevice = Callable[[Any], Any]
+"""What a user does to a batch on the device, on the stream of copies; returns the batch."""
 _CLOSE_SECONDS = 5.0
 _NUM_BEGUN = 2  # the one that is taken, and one that is pinned, or copied, during the step
 _NUM_UNFINISHED_STEPS = 2
@@ -185,11 +187,11 @@ class DeviceFeed:
     handed over, or to one that waits for it, as with any tensor of torch's.
     """
 
-    def __init__(self, source: BatchSource, accelerator: Accelerator) -> None:
+    def __init__(self, source: BatchSource, accelerator: Accelerator, on_device: OnDevice | None = None) -> None:
         pinning = accelerator.pinning
-        self._accelerator = accelerator
+        self._accelerator, self._on_device = accelerator, on_device
         self._pinned = None if pinning is None else PinningFeed(source, pinning)
-        begin = partial(_begin_copy, accelerator)
+        begin = partial(_begin_copy, accelerator, on_device)
         self._ahead: CopyAhead[_Copying] = CopyAhead(self._pinned or source, begin, num_begun=_NUM_BEGUN)
         self._steps: deque[Event] = deque()
         self._pid = os.getpid()
@@ -227,7 +229,8 @@ class DeviceFeed:
         """See NOTE [who waits for whom]."""
         accelerator = self._accelerator
         if copying.event is None:
-            return copy_batch(copying.batch, accelerator.copy)
+            moved = copy_batch(copying.batch, accelerator.copy)
+            return moved if self._on_device is None else self._on_device(moved)
         accelerator.wait_for(copying.event)
         for value in keepables(copying.batch):
             accelerator.keep(value)
@@ -240,21 +243,30 @@ class DeviceFeed:
             raise RuntimeError("This loop was closed. Start a new one.")
 
 
-def make_feed(source: BatchSource, *, device: torch.device | None, pin_memory: bool) -> Feed | None:
+def make_feed(
+    source: BatchSource, *, device: torch.device | None, pin_memory: bool, on_device: OnDevice | None = None
+) -> Feed | None:
     """The feed between a source and the training loop; None if none is needed.
 
     `device` comes from `find_device`, `pin_memory` from `wants_pinning`. Copies to a device pin by themselves.
     """
     if device is not None:
-        return DeviceFeed(source, open_accelerator(device))
+        return DeviceFeed(source, open_accelerator(device), on_device)
     return PinningFeed(source, HostPinning(torch.accelerator.current_device_index())) if pin_memory else None
 
 
-def _begin_copy(accelerator: Accelerator, batch: Any) -> _Copying:
+def _begin_copy(accelerator: Accelerator, on_device: OnDevice | None, batch: Any) -> _Copying:
     if not can_keep(batch):
         return _Copying(batch, None)
     with accelerator.side_stream():
         moved = copy_batch(batch, accelerator.copy)
+        if on_device is not None:
+            moved = on_device(moved)
+            if not can_keep(moved):  # its memory could be reused under the user's kernels
+                raise TypeError(
+                    f"on_device={on_device!r} returned something with a `to` and no `record_stream`, whose memory "
+                    "cannot be kept until your kernels are done. Return tensors, in dicts or lists."
+                )
         return _Copying(moved, accelerator.mark())
 
 

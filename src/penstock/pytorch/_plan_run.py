@@ -18,7 +18,7 @@ from penstock.errors import StateError
 from penstock.loader import Item, LoaderStatistics, Pipeline, has_batches
 from penstock.plan import Dataset, Plan
 from penstock.pytorch._arguments import LoaderSettings
-from penstock.pytorch._feed import make_feed, take
+from penstock.pytorch._feed import OnDevice, make_feed, take
 from penstock.pytorch._plan_progress import Loop, PlanProgress
 from penstock.pytorch._plan_workers import PlanWorkers
 from penstock.pytorch._ranks import check_rank, find_rank
@@ -67,13 +67,14 @@ class PlanRun:
         *,
         device: torch.device | None = None,
         pin_memory: bool = False,
+        on_device: OnDevice | None = None,
     ) -> None:
         self.source, self.settings = source, settings
         plan = source.make()
         self._workers = PlanWorkers(plan, settings)
         self._progress = PlanProgress(plan, settings)
         self._given_rank = None if given_rank is None else check_rank(*given_rank)
-        self._device, self._pin_memory = device, pin_memory
+        self._feeding: dict[str, Any] = {"device": device, "pin_memory": pin_memory, "on_device": on_device}
 
     @property
     def plan(self) -> Plan:
@@ -172,14 +173,14 @@ class PlanRun:
 
     def __reduce__(self) -> tuple[Callable[..., PlanRun], tuple[Any, ...]]:
         """A copy, in this process or another, has not begun."""
-        make = functools.partial(PlanRun, device=self._device, pin_memory=self._pin_memory)
+        make = functools.partial(PlanRun, **self._feeding)
         return make, (self.source, self.settings, self._given_rank)
 
     def _iterate(self, pipeline: Pipeline, loop: Loop) -> Iterator[dict[str, Any]]:
         if self._progress.is_moved(loop):
             yield from self
             return
-        feed = make_feed(pipeline, device=self._device, pin_memory=self._pin_memory)
+        feed = make_feed(pipeline, **self._feeding)
         source = feed or pipeline
         progress, workers = self._progress, self._workers
         replaces_rows = self.plan.replaces_rows

@@ -82,7 +82,8 @@ class TorchRun:
         """A loop over one epoch, or over the rest of one after `load_state_dict`."""
         loader, batches = self._loader, self._start_batches()
         pins = loader.device is None and wants_pinning(loader.pin_memory, loader.pin_memory_device)
-        return TorchLoop(loader, batches, make_feed(batches, device=find_device(loader.device), pin_memory=pins))
+        feed = make_feed(batches, device=find_device(loader.device), pin_memory=pins, on_device=loader.on_device)
+        return TorchLoop(loader, batches, feed)
 
     def _start_batches(self) -> TorchBatches:
         loader = self._loader
