@@ -18,7 +18,16 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 LIBRARY, LIBRARY_V3 = "kernels.so", "kernels-v3.so"
-_FLAGS = ("-std=c11", "-shared", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra")
+_FLAGS = (
+    "-std=c11",
+    "-shared",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-ffp-contract=off",
+    "-Wall",
+    "-Wextra",
+    "-Werror=implicit",
+)
 _COMPILERS = ("cc", "gcc", "clang")
 _MARK = b"penstock kernels "  # before the digest, in `library.c`
 

@@ -9,6 +9,8 @@
      offsets are tested here each time they are read. Reading a file that shrank would fault, so its
      size is checked whenever a call enters a shard. */
 
+#define _XOPEN_SOURCE 700 /* with -std=c11, `pread` is declared for who asks */
+
 #include <errno.h>
 #include <unistd.h>
 
