@@ -14,9 +14,11 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import penstock
@@ -113,6 +115,31 @@ def test_large_requests_of_strangers_take_no_memory(framing: str, server: ServeP
         for stranger in strangers:
             stranger.join()
     assert_serves(server, plan_file)
+
+
+def memory_of_workers(server: ServeProcess) -> float:
+    """MiB of memory of their own: what they map of the data is the kernel's to keep or drop."""
+    total = 0
+    for worker in psutil.Process(server.pid).children(recursive=True):
+        fields = dict(line.split(":") for line in Path(f"/proc/{worker.pid}/status").read_text().splitlines())
+        total += sum(int(fields[name].split()[0]) for name in ("RssAnon", "RssShmem"))
+    return total / 1024
+
+
+@pytest.mark.stress
+def test_the_largest_answers_take_no_more_of_workers_memory_for_many_strangers_than_for_one(tmp_path: Path) -> None:
+    plan_file = written_plan(tmp_path, num_rows=2048, row_values=65536, batch=64)  # 8 MiB a batch
+    paths = [batch_path(plan_file, step, steps=1).replace(f"/{128 * step}/", f"/{64 * step}/") for step in range(24)]
+    with ServeProcess(plan_file, "--share-mb", "0") as server:
+        assert len(get(server, paths[0])[1]) > 8 * MIB
+        before = peak = memory_of_workers(server)
+        with ThreadPoolExecutor(8) as strangers:
+            asked = [strangers.submit(get, server, path) for path in paths * 2]
+            while not all(each.done() for each in asked):
+                peak = max(peak, memory_of_workers(server))
+                time.sleep(0.02)
+        assert {each.result()[0] for each in asked} == {200}
+    assert peak <= before + 24  # two batches of a worker and a margin, not 8 or 48
 
 
 def test_an_endless_header_takes_no_memory(server: ServeProcess, plan_file: Path) -> None:
