@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.errors import StageError
-from penstock.plan import Plan, _orders
+from penstock.plan import Plan, _orders, _packed_rows
 
 from .examples import assert_same, make_documents, write_tokens
 
@@ -176,3 +176,21 @@ def test_batches_of_sorted_data_are_as_mixed_as_under_a_full_shuffle() -> None:
     (without,) = ds.shuffle(1, group=16).batch(256).mixing()
     assert 0.8 < found.variance < 1.1
     assert without.variance > 10
+
+
+def test_packed_windows_of_lanes_are_kept_while_they_are_read_and_no_longer(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank of four has a lane of six shards: it packs each once in an epoch, and keeps one, or two where one ends."""
+    for name in ("_KEPT_BYTES", "_ROWS_BEHIND"):
+        monkeypatch.setattr(_packed_rows, name, 0)
+    plan = penstock.open(corpus).shuffle(3, group=1, lanes=4).pack(16).batch(8)
+    rows, packed, most = plan.row_source, [], 0
+    assert isinstance(rows, _packed_rows.PackedRows)
+    pack = rows._blocks._pack
+    monkeypatch.setattr(rows._blocks, "_pack", lambda *key: packed.append(key) or pack(*key))
+    for step in range(plan.num_batches()):
+        plan.read(step, rank=1, world_size=4)
+        most = max(most, len(rows._blocks._snapshot.blocks))
+    assert len(packed) == len(set(packed)) == NUM_SHARDS // 4
+    assert most <= 2
