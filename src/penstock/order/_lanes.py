@@ -16,9 +16,9 @@ may change at any row. What depends on it is only how much each of them needs. R
 gcd(w, L), and so 1 / gcd(w, L) of the data: 1 / w if w divides L, everything if they have no factor in common. In every
 epoch it is the same part, so what a cache holds is needed again.
 
-Price: O(windows + lanes) to build, 8 times what `WindowedOrder` takes for 100,000 windows and 1,024 lanes; per row two
-divisions more, and the next row is of another group, so 2 to 3 times as long in sequence and less where rows are
-scattered (benchmarks/bench_order.py).
+Price: O(windows + lanes) to build, about six times what `WindowedOrder` takes for 100,000 windows and 1,024 lanes. Per
+row two divisions more, and the next row is of another group: 2 to 3 times as long for rows in sequence, little longer
+for scattered ones (benchmarks/bench_order.py).
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ class LaneOrder:
         """(window, first row, rows, lane) of each part of a window that is in one lane; the same in every epoch."""
         sequence = Permutation(counts.size, derive_key(self.seed, "lanes"))(np.arange(counts.size))
         places = offsets_of(counts[sequence])
-        cuts = np.union1d(places, np.arange(lanes + 1) * quota)
+        cuts = np.sort(np.concatenate([places, np.arange(lanes + 1) * quota]), kind="stable")
+        cuts = cuts[np.diff(cuts, prepend=-1) > 0]
         begins = cuts[:-1]
         slots = np.searchsorted(places, begins, side="right") - 1
         windows = sequence[slots]
