@@ -78,11 +78,11 @@ def test_a_smaller_cache_fetches_more_and_less_than_by_recency(unseen: Dataset) 
 
 
 def test_a_cache_below_what_is_read_at_a_time_is_said_to_be_too_small(unseen: Dataset) -> None:
-    found = unseen.shuffle(3, lanes=16, group=2).batch(64).egress(2, 8, cache_bytes=15 * SHARD)
-    assert found.in_use_bytes == 16 * SHARD  # eight lanes, two shards of each
+    found = unseen.shuffle(3, lanes=16, group=2).batch(64).egress(2, 8, cache_bytes=31 * SHARD)
+    assert found.in_use_bytes == 32 * SHARD  # eight lanes, two shards of each, and the next two
     assert not found.is_enough
     (finding,) = [each for each in found.page("plan").findings if each.id == "cache"]
-    assert finding.title == "The cache must hold 16.8 MB at least"
+    assert finding.title == "The cache must hold 33.6 MB at least"
 
 
 def test_bandwidth_is_enough_or_the_nodes_wait(unseen: Dataset) -> None:

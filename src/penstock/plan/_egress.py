@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from penstock.report import Chart, Finding, Page
 
 _NODES, _TOPICS, _BATCHES, _MOST_ROWS = 4, 20, 400, 1 << 14
-_BINS = 120
+_BINS, _LEAD_BATCHES = 120, 8
 _WELL_MIXED, _MUCH_WAITING, _UNFAIR, _SHARDS_PER_LANE = 1.1, 0.01, 1.5, 4
 
 
@@ -86,7 +86,7 @@ class Egress:
     needed_bytes: float
     """Bytes of the shards that a node needs in an epoch: a cache of that many fetches nothing after the first."""
     in_use_bytes: int
-    """Bytes of the shards that a node reads at a time: no cache can be smaller."""
+    """Bytes of the shards that a node reads within a few batches, so also where groups change: the least cache."""
     epochs: tuple[EgressOfEpoch, ...]
     epoch_steps: float
     first_wait_seconds: float | None
@@ -133,7 +133,7 @@ class Egress:
         headlines = [
             Headline(value=format_bytes(first.node_bytes), label="a node fetches in the first epoch"),
             Headline(value=format_bytes(later.node_bytes), label="in each later one"),
-            Headline(value=format_bytes(self.in_use_bytes), label="in use at a time"),
+            Headline(value=format_bytes(self.in_use_bytes), label="a cache holds at least"),
         ]
         if self.least_step_seconds is not None:
             headlines.append(
@@ -208,7 +208,9 @@ class Egress:
             yield Finding(
                 id="cache",
                 title=f"The cache must hold {format_bytes(self.in_use_bytes)} at least",
-                evidence=("So much is read at a time; fewer lanes per node, a smaller group or shards need less.",),
+                evidence=(
+                    "So much is read within a few batches; fewer lanes per node, a smaller group or shards need less.",
+                ),
             )
         elif told.cache_bytes is not None and self.epochs[-1].node_bytes > 0:
             yield Finding(
@@ -218,11 +220,10 @@ class Egress:
         if self.waits:
             is_slow = (self.least_step_seconds or 0.0) > (told.step_seconds or 0.0)
             slow = f"The bandwidth is enough for steps of {format_seconds(self.least_step_seconds or 0.0)} or more."
-            small = f"The next shards come while {format_bytes(self.in_use_bytes)} are read: a cache of twice that"
             yield Finding(
                 id="bandwidth",
                 title="The nodes would wait for data",
-                evidence=(slow if is_slow else f"{small} has room for them.",),
+                evidence=(slow if is_slow else "A larger cache has room for more of the shards that come next.",),
             )
         if self.variance is not None and self.variance > _WELL_MIXED:
             yield Finding(
@@ -285,7 +286,7 @@ def find_egress(
         uses = dataclasses.replace(uses, folder=np.zeros_like(uses.folder), shard=starts[uses.folder] + uses.shard)
         first = np.unique(uses.shard[uses.first_row < num_rows])
         needed.append(int(all_sizes[first].sum()))
-        in_use = max(in_use, most_in_use(uses, all_sizes))
+        in_use = max(in_use, most_in_use(uses, all_sizes, _LEAD_BATCHES * batch_rows))
         room = int(all_sizes.sum()) if told.cache_bytes is None else told.cache_bytes
         run = simulate_cache(uses, all_sizes, room, bandwidth=bandwidth, seconds_per_row=seconds_per_row)
         fits = room >= int(all_sizes[np.unique(uses.shard)].sum())

@@ -64,9 +64,9 @@ def simulate_cache(
     return CacheRun(rows=uses.first_row[fetches], sizes=sizes[uses.shard[fetches]], finished=finished, waits=waits)
 
 
-def most_in_use(uses: Uses, sizes: Int64) -> int:
-    """The most bytes that are in use at a time: no cache can be smaller."""
-    rows = np.concatenate([uses.first_row, uses.last_row + 1])
+def most_in_use(uses: Uses, sizes: Int64, lead: int = 0) -> int:
+    """The most bytes that are in use at a time, if readers are up to `lead` rows apart: no cache can be smaller."""
+    rows = np.concatenate([uses.first_row, uses.last_row + 1 + lead])
     changes = np.concatenate([sizes[uses.shard], -sizes[uses.shard]])
     order = np.lexsort((changes, rows))  # at the same row what ends goes first
     return int(np.cumsum(changes[order]).max(initial=0))
