@@ -23,7 +23,8 @@ from penstock.schema import Column, Ragged, Schema, offsets_of
 from penstock.shards import _kernels
 from penstock.shards._open_shards import OPEN_FILES
 from penstock.shards._storage import Spans, check_span, from_front
-from penstock.shards._tar_index import FAULTS, MISSING, Member, TarIndex
+from penstock.shards._tar_index import Member, TarIndex
+from penstock.shards._tar_scan import FAULTS, MISSING
 
 Int64 = NDArray[np.int64]
 KEY = "__key__"
