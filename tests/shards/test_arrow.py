@@ -310,6 +310,14 @@ def test_what_cannot_be_mapped_says_why(tmp_path: Path) -> None:
         penstock.open(str(tmp_path / "x.arow"), format="arrow")
 
 
+def test_names_of_columns_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    path = write_ipc(tmp_path / "x.arrow", pa.table({"name": [1], "more": [{"inner": 1}]}))
+    for name in (b"name", b"inner"):
+        (tmp_path / "y.arrow").write_bytes(path.read_bytes().replace(name, b"\x8c" + name[1:]))
+        with pytest.raises(FormatError, match="pyarrow cannot read its schema"):
+            penstock.open(tmp_path / "y.arrow")
+
+
 def test_files_that_changed_are_noticed(tmp_path: Path) -> None:
     path = write_ipc(tmp_path / "x.arrow", pa.table({"x": np.arange(1000)}))
     ds = penstock.open(path)

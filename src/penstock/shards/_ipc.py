@@ -147,7 +147,11 @@ def _parse_schema(kind: int, message: _Table, raw: bytes) -> Any:
     if message.table(2).number(0, "<h") != 0:
         raise ValueError("its numbers are big-endian")
     try:
-        return pyarrow.ipc.read_schema(pyarrow.py_buffer(raw))
+        schema = pyarrow.ipc.read_schema(pyarrow.py_buffer(raw))
+        schema.to_string(
+            show_field_metadata=False, show_schema_metadata=False
+        )  # decodes all names, which may not be text
+        return schema
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ValueError(f"pyarrow cannot read its schema: {error}") from None
 
