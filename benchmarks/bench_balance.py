@@ -286,7 +286,7 @@ def train(rank: int, world_size: int, num_steps: int, results: Any) -> None:
     torch.set_num_threads(1)
     store = distributed.FileStore(f"/tmp/bench_balance.{os.getppid()}.{world_size}", world_size)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
-    stages = documents(corpora()["python"][:40_000]).shuffle(seed=3).pack(LONGEST)
+    stages = documents(corpora()["log-normal"][:40_000]).shuffle(seed=3).pack(LENGTH)
     plans = [stages.batch(4 * world_size, balance=balance) for balance in (None, "attention")]
     jobs = []
     for plan in plans:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.packing import _ledger
-from penstock.plan import Plan, _orders, _reading
+from penstock.plan import Plan, _budget, _orders, _reading
 
 from .examples import assert_same, make_documents, write_tokens
 
@@ -27,6 +28,7 @@ def _tiny_windows() -> Iterator[None]:
         patch.setattr(_orders, "STORAGE_WINDOW_BYTES", 48)
         patch.setattr(_ledger, "ROWS_PER_WINDOW", 3)
         patch.setattr(_reading, "_CHUNK_ROWS", 8)
+        patch.setattr(_budget, "_CHUNK_BATCHES", 1)
         yield
 
 
@@ -131,8 +133,16 @@ def plans(draw: st.DrawFn, folders: list[Path]) -> Plan:
             plan = plan.skip(rows=draw(st.integers(0, plan.num_rows - 1)))
         case "repeat":
             plan = plan.repeat(2)
-    size = draw(st.sampled_from([4, 8, 12]))
-    return plan.batch(size, tail=draw(st.sampled_from(["carry", "carry", "short", "pad", "drop"])))
+    size, tail = draw(st.sampled_from([4, 8, 12])), draw(st.sampled_from(["carry", "carry", "short", "pad", "drop"]))
+    if draw(st.booleans()):
+        return plan.batch(size, tail=tail)
+    by_lengths = {
+        "dealt": {"global_size": size, "balance": "attention"},
+        "tokens": {"tokens": 16 * size, "multiple": size},
+    }
+    with contextlib.suppress(penstock.errors.StageError, penstock.errors.SchemaError):  # rows without lengths, lanes
+        return plan.batch(**by_lengths[draw(st.sampled_from(["dealt", "tokens"]))], tail=tail)
+    return plan.batch(size, tail=tail)
 
 
 @contextmanager
@@ -176,10 +186,11 @@ def test_every_batch_is_read_from_the_shards_that_are_named_for_its_rows(
     start = data.draw(st.sampled_from(starts))
     rank = data.draw(st.sampled_from(ranks))
     expected = plan.read_at(start, rank, world_size)
-    is_active = (uses.first_row < start + size) & (uses.last_row >= start)
+    is_active = (uses.first_row < max(start + size, plan.steps.next_row(start))) & (uses.last_row >= start)
     active = set(zip(uses.folder[is_active].tolist(), uses.shard[is_active].tolist(), strict=True))
     fresh = Plan(plan.source, plan.stages)
     assert fresh.num_rows == plan.num_rows  # what building it reads is not meant
+    assert getattr(fresh.steps, "chunk_rows", 0) == getattr(plan.steps, "chunk_rows", 0)
     with only(fresh, active):
         assert_same(fresh.read_at(start, rank, world_size), expected)
 

@@ -160,6 +160,10 @@ class BudgetSteps(Steps):
         is_dropped = found != rows
         return found, is_dropped if is_repeated is None else is_dropped | is_repeated
 
+    def chunks_of(self, begin: int, end: int) -> tuple[int, int]:
+        """Where the chunks of rows `begin` to `end` begin and end."""
+        return self._chunk_at(begin)[0], self._chunk_at(end - 1)[1]
+
     def ledger(self, epoch: int) -> BatchLedger:
         """The account of the batches that begin in an epoch."""
         total, row = BatchLedger(), self._first_of(epoch)

@@ -133,29 +133,32 @@ class BatchReader:
         """What ranks read for the batches from row `begin` on, where one starts, up to row `end`."""
         size, tail, own = self.steps.global_size, self.steps.tail, tuple(ranks)
         reach = size if self.dealer is not None else 0
-        if isinstance(self.steps, BudgetSteps):  # where a batch ends takes the lengths of its chunk
-            reach = self.steps.chunk_rows + size
         if self.targets is not None and (world_size == 1 or not self.ranks_are_apart):  # targets that all ranks have
             reach = max(reach, self.targets.reach(size))
-        if self.rows.num_rows == 0:
+        if self.rows.num_rows == 0 or begin >= end:
             return
-        parts = [part for _, part in RowRange(begin, end).epochs(self.rows.num_rows)]
-        for part in [RowRange(begin, end)] if tail == "carry" and not reach else parts:
+        asked = looked_at = RowRange(begin, end)
+        if isinstance(self.steps, BudgetSteps):  # where a batch ends takes the lengths of its chunk
+            reach = max(reach, self.steps.chunk_rows + size)
+            looked_at = RowRange(*self.steps.chunks_of(begin, end))
+        parts = [part for _, part in looked_at.epochs(self.rows.num_rows)]
+        for part in [asked] if tail == "carry" and not reach else parts:
             rows = RowRange(part.begin, part.end, world_size, tuple((part.begin + rank) % world_size for rank in own))
             first = part.begin // self.rows.num_rows * self.rows.num_rows
             stop = first + self.rows.num_rows
+            shown = part if looked_at is asked else asked
             if not reach:
                 yield from self.rows.reads(rows)
             else:
                 wider = RowRange(max(first, part.begin - reach), min(stop, part.end + reach))
-                yield from (Reads(spans.widened(reach, part), layers) for spans, layers in self.rows.reads(wider))
-            if tail in ("pad", "even") and part.end > stop - size:  # what fills up the last batch is read with it
+                yield from (Reads(spans.widened(reach, shown), layers) for spans, layers in self.rows.reads(wider))
+            last = asked.between(max(part.begin, stop - size), part.end)
+            if tail in ("pad", "even") and last.begin < last.end:  # what fills up the last batch is read with it
                 repeated = (
                     RowRange(first, min(first + size, stop))
                     if tail == "pad"
                     else RowRange(max(first, stop - size), stop)
                 )
-                last = part.between(stop - size, stop)
                 yield from (Reads(spans.widened(stop, last), layers) for spans, layers in self.rows.reads(repeated))
 
     def _count_targets(self, row: int, world_size: int) -> int:

@@ -167,7 +167,7 @@ class Verbs(ABC, Generic[PlanType]):
             bucket: Sort this many rows of the order at a time by length, so that the rows of a batch are alike.
             run: Rows of similar length that then stay together: the batch size, or a multiple of it, pads least.
             run_tokens: Make runs as long as this many tokens allow, in multiples of `run` rows: for batches of
-                batch(tokens=run_tokens, multiple=run).
+                batch(tokens=run_tokens, multiple=run, tail="drop").
         """
         shown: dict[str, Any] = {"labels": labels, "pad": pad, "side": side, "keep": _names(keep)}
         shown |= {"bucket": bucket, "run": run, "run_tokens": run_tokens}
