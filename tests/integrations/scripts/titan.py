@@ -77,13 +77,15 @@ def main() -> None:
     parser.add_argument("steps", type=int)
     parser.add_argument("--validate", action="store_true")
     parser.add_argument("--context", type=int, default=1)
+    parser.add_argument("--length", type=int, default=64)
     arguments = parser.parse_args()
     init_logger()
     config = llama3_debugmodel()
     config.dataloader = PlanDataLoader.Config(plan=str(arguments.folder / "train.toml"))
     config.hf_assets_path, config.dump_folder = str(arguments.folder / "tokenizer"), str(arguments.folder)
     training = config.training
-    training.steps, training.seq_len, training.local_batch_size, training.global_batch_size = arguments.steps, 64, 2, 8
+    training.steps, training.seq_len = arguments.steps, arguments.length
+    training.local_batch_size, training.global_batch_size = 2, 8
     training.disable_cuda_graphs = True
     config.checkpoint.enable, config.checkpoint.interval = True, 1
     config.parallelism.context_parallel_degree = arguments.context
