@@ -212,8 +212,13 @@ def _number(form: str, raw: bytes, at: int) -> int:
 
 def _width_of(schema: Any) -> tuple[int, int]:
     """(arrays, buffers) of a batch."""
-    widths = [_width(field.type) for field in schema]
+    widths = [_width_of_field(field) for field in schema]
     return sum(nodes for nodes, _ in widths), sum(buffers for _, buffers in widths)
+
+
+def _width_of_field(field: Any) -> tuple[int, int]:
+    field.name.encode()  # a name that is no text is an error here, not wherever it is shown
+    return _width(field.type)
 
 
 def _width(kind: Any) -> tuple[int, int]:
@@ -224,7 +229,7 @@ def _width(kind: Any) -> tuple[int, int]:
         raise ValueError(f"a column of type {kind!s:.80}")
     if types.is_dictionary(kind):
         return 1, 2
-    inner = [_width(kind.field(place).type) for place in range(kind.num_fields)]
+    inner = [_width_of_field(kind.field(place)) for place in range(kind.num_fields)]
     if types.is_null(kind):
         own = 0
     elif types.is_struct(kind) or types.is_fixed_size_list(kind):
@@ -244,7 +249,7 @@ def find_places(schema: Any) -> tuple[dict[str, Place], dict[str, str]]:
             if field.name in found or field.name in refused:
                 raise SchemaError("two columns have this name")
             found[field.name] = _find(field.name, field.type, node, buffer)
-        except SchemaError as error:
+        except (SchemaError, UnicodeDecodeError) as error:
             found.pop(field.name, None)
             refused[field.name] = str(error)
         nodes, buffers = _width(field.type)
