@@ -314,7 +314,7 @@ def test_names_of_columns_that_are_no_text_are_refused(tmp_path: Path) -> None:
     path = write_ipc(tmp_path / "x.arrow", pa.table({"name": [1], "more": [{"inner": 1}]}))
     for name in (b"name", b"inner"):
         (tmp_path / "y.arrow").write_bytes(path.read_bytes().replace(name, b"\x8c" + name[1:]))
-        with pytest.raises(FormatError, match="this is not an Arrow IPC file that can be mapped: .*can't decode"):
+        with pytest.raises(FormatError, match=r"this is not an Arrow IPC file that can be mapped: .*can't decode"):
             penstock.open(tmp_path / "y.arrow")
 
 
