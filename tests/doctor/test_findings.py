@@ -354,6 +354,18 @@ def test_reads_from_disk_are_named_first_whichever_change_helps_most() -> None:
     assert [(each.id, each.change) for each in found] == [("cold-reads", "DataLoader(..., num_workers=4)")]
 
 
+@pytest.mark.parametrize(("store_wait", "found"), [(0.03, ["slow-store"]), (0.001, [])])
+def test_a_store_that_is_too_slow_is_named_with_its_rate_and_latency(store_wait: float, found: list[str]) -> None:
+    told = {"fetch": 0.03, "store_wait": store_wait, "store_rate": 4e7, "store_latency": 0.21}
+    recording = with_ceiling(recorded(steps(), [], {}, is_plan=True), (3.0, 3.0, 3.0))
+    facts = [fact | ({"told": told} if fact["fact"] == "primary" else {}) for fact in recording.facts]
+    findings = [each for each in find(replace(recording, facts=facts)) if each.id == "slow-store"]
+    assert [each.id for each in findings] == found
+    if findings:
+        assert "40 MB/s" in findings[0].evidence[1]
+        assert "210 ms" in findings[0].evidence[1]
+
+
 def test_padding_is_found_also_when_nothing_waits() -> None:
     trials = [{"trial": 2, "kind": "grouped", "changes": {}}]
     recording = recorded(steps(wait=0.0001), trials, {1: 1.02, 2: 2.5}, padding=0.7)

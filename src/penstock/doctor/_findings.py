@@ -82,6 +82,7 @@ def find(case: Case) -> list[Found]:
     """All findings, by measured gain; those without one last. A job that waits for data has at least one about it."""
     rows = [
         *(cause.find(case) for cause in CAUSES),
+        _slow_store(case),
         _padded_batches(case),
         _unequal_ranks(case),
         _growing_workers(case),
@@ -341,9 +342,34 @@ CAUSES = (
     ),
 )
 """The most specific causes first: of two that advise the same change, the first is reported."""
+_MOSTLY_STORE = 0.3
+"""Part of the waiting for which each worker waits for remote data, above which that is the cause."""
 _UNEQUAL = 1.1
 """How much dearer the dearest rank may be than it need be."""
 _NOT_ABOUT_LOADING = {"padding", "odd-batch-size", "torch-threads", "unequal-ranks", "growing-workers"}
+
+
+def _slow_store(case: Case) -> Found | None:
+    """Remote data comes slower than it is needed."""
+    costs = case.costs
+    workers = max(1, case.num_workers)
+    if not case.waits_for_data or costs.store_wait < _MOSTLY_STORE * workers * costs.wait:
+        return None
+    finding = Finding(
+        id="slow-store",
+        title="The store delivers slower than the data is needed",
+        evidence=(
+            f"Workers waited {format_seconds(costs.store_wait)} for shards in each batch.",
+            f"The store gave {format_bytes(costs.store_rate)}/s, and took {format_seconds(costs.store_latency)} to "
+            "answer a request of up to 8 MiB.",
+        ),
+        change="cache_bytes= as large as the node's part of the data, shuffle(lanes=) to make that part smaller, or "
+        "penstock stage before the run; penstock simulate says what each would fetch",
+        where=case.loader["where"],
+        limit=case.limit,
+        link="docs/how-to/s3.md#3-train-from-there",
+    )
+    return Found(finding, f"Without waiting, training would be at most {format_gain(case.limit)} faster.")
 
 
 def _padded_batches(case: Case) -> Found | None:

@@ -122,6 +122,9 @@ class ScriptLoader:
             "fetch": totals.produce_seconds * each,
             "fetch_cpu": totals.worker_cpu_seconds * each,
             "faults": totals.page_faults * each,
+            "store_wait": totals.fetch_wait_seconds * each,
+            "store_rate": totals.fetch_bytes_per_second,
+            "store_latency": totals.fetch_request_seconds,
         }
 
     def imbalance(self) -> float | None:

@@ -76,6 +76,12 @@ class BatchCosts:
     """Of a batch."""
     padding: float
     """Share of tokens; 0 if batches have none."""
+    store_wait: float
+    """Time that workers waited for remote data, per batch; together they may wait longer than the batch takes."""
+    store_rate: float
+    """Bytes per second that the store delivered."""
+    store_latency: float
+    """How long it took to answer a request."""
 
     @property
     def wait_share(self) -> float:
@@ -142,6 +148,9 @@ def measure_batch_costs(recording: Recording) -> BatchCosts:
         delay=_mean(nexts["extra"][_SKIPPED:]) / 1e9,
         bytes=_mean(np.array([each["bytes"] for each in batches])),
         padding=_mean(np.array(paddings)),
+        store_wait=reported.get("store_wait", 0.0),
+        store_rate=reported.get("store_rate", 0.0),
+        store_latency=reported.get("store_latency", 0.0),
     )
 
 

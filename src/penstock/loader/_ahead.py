@@ -81,6 +81,7 @@ class FetchAhead:
             statistics.num_fetch_waits = int(found["num_waits"])
             statistics.fetch_wait_seconds = found["wait_seconds"]
             statistics.fetch_bytes_per_second = found["num_bytes"] / max(found["busy_seconds"], 1e-3)
+            statistics.fetch_request_seconds = found["request_seconds"] / max(1, found["num_requests"])
 
     def _show_first(self, uses: Uses) -> None:
         """On a terminal, a bar until the shards of the first batch are there; readers wait for them in any case."""

@@ -63,6 +63,8 @@ class LoaderStatistics:
     """How long, summed over readers."""
     fetch_bytes_per_second: float = 0.0
     """What the store delivered while anything was asked of it."""
+    fetch_request_seconds: float = 0.0
+    """How long it took to answer a request, on average."""
     num_buffers: int = 0
     """Buffers now; batches that are held keep theirs."""
     num_buffers_in_use: int = 0

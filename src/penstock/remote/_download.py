@@ -44,6 +44,8 @@ class Traffic:
     """Ranges that arrived with wrong bytes."""
     busy_seconds: float = 0.0
     """Time in which something was asked for."""
+    request_seconds: float = 0.0
+    """Time that answered requests took, summed over them."""
 
 
 class Downloader:
@@ -115,6 +117,7 @@ class Downloader:
             if not self._num_busy:
                 self.traffic.busy_seconds += time.monotonic() - self._busy_since
         self._seconds.append(time.monotonic() - asked_at)
+        self.traffic.request_seconds += self._seconds[-1]
         self.traffic.num_bytes += len(data)
         return data
 
