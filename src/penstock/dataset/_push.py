@@ -11,17 +11,18 @@ asked. **Two at once**: each sends its files; the manifest is written only in pl
 where the store can do that (S3, Google, Azure), so the second is refused and nothing that it relied on is missing.
 """
 
+from __future__ import annotations
+
 import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.dataset._stage import OnProgress
 from penstock.dataset._stage_remote import RemoteManifest, read_remote
 from penstock.errors import DatasetExists, WriterBusy, counted
 from penstock.filesystem import is_url, local_path
-from penstock.remote import Parcel, Sender, Store, check_url, connect
 from penstock.shards import (
     MANIFEST_NAME,
     Manifest,
@@ -29,6 +30,9 @@ from penstock.shards import (
     is_file_of_a_dataset,
     read_manifest,
 )
+
+if TYPE_CHECKING:  # with the clients of stores come 30 ms of imports
+    from penstock.remote import Parcel, Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +103,8 @@ def push(
     folder = local_path(source, "the dataset to push").absolute()
     manifest = read_manifest(folder)
     parcels = [parcel_of(folder, manifest, entry) for entry in manifest.files]
+    from penstock.remote import Sender, connect
+
     with connect(url) as store, Sender(store) as sender:
         before = read_remote(store)
         if not overwrite:
@@ -133,11 +139,15 @@ def check_destination_url(url: str) -> str:
             f"{url}: web servers are only read from. Push to the store behind it (s3://, gs://, az://), or copy the "
             "folder to the server's own disk."
         )
+    from penstock.remote import check_url
+
     return check_url(url)
 
 
 def parcel_of(folder: Path, manifest: Manifest, entry: Any) -> Parcel:
     """One file of a dataset, to be sent."""
+    from penstock.remote import Parcel
+
     return Parcel(entry.name, folder / entry.name, entry.num_bytes, lambda: find_faults(folder, entry, manifest.schema))
 
 

@@ -40,7 +40,6 @@ from penstock.filesystem import (
     storage_errors,
     sync_directory,
 )
-from penstock.remote import connect
 from penstock.shards import read_manifest, verify_folder
 
 _CHUNK_BYTES = 8 << 20
@@ -103,6 +102,8 @@ def stage(
     with contextlib.ExitStack() as stack:
         found: Source
         if is_url(source):
+            from penstock.remote import connect  # with the clients of stores come 30 ms of imports
+
             store = stack.enter_context(connect(os.fspath(source)))
             found = RemoteSource(store)
         else:

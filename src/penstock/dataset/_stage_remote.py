@@ -5,16 +5,20 @@ whole files, several at once, each in ranges that are asked for again when they 
 -> renamed into place, so that what has its name is right, and the next run need not fetch it again
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.errors import CorruptionError, DatasetChanged, FormatError, IncompleteDataset, ObjectMissing
 from penstock.filesystem import create_file, remove_if_present, rename, storage_errors
-from penstock.remote import Store, download
 from penstock.shards import MANIFEST_NAME, DatasetContents, Manifest, parse_manifest
+
+if TYPE_CHECKING:
+    from penstock.remote import Store
 
 _FILES_AT_ONCE = 6
 _ROUNDS = 4
@@ -110,6 +114,8 @@ class RemoteSource:
             on_bytes(len(self._raw))
 
     def _fetch(self, name: str, data: Path) -> None:
+        from penstock.remote import download
+
         working, damage = data / f"{name}.partial", [(0, self._contents.sizes[name])]
         remove_if_present(working)
         for _ in range(_ROUNDS):

@@ -24,7 +24,6 @@ from penstock.errors import PenstockError, StorageError
 from penstock.loader._pipeline import LoaderStatistics
 from penstock.machine import ranks_on_node
 from penstock.plan import Plan
-from penstock.report import progress_bar
 
 if TYPE_CHECKING:
     from penstock.remote import RemoteFolder, Uses
@@ -94,6 +93,8 @@ class FetchAhead:
                 missing[path] = entry.num_bytes
         if not missing or not sys.stderr.isatty():
             return
+        from penstock.report import progress_bar
+
         total, before = sum(missing.values()), self._supplies[0].read_counts().get("num_bytes", 0.0)
         done, deadline = 0, time.monotonic() + _SILENCE_SECONDS
         with progress_bar("fetching the first shards") as show:
