@@ -1,6 +1,6 @@
 """What a loop over remote data will read, told to the process that fetches it.
 
-    plan.uses: the shards of the next epoch, and between which rows ── announce ──► fetcher
+    plan.uses: the shards of two epochs, and between which rows ── announce ──► fetcher
     the row that the loop has reached, four times a second          ── progress ──►
 
 All ranks of the node are meant, so whoever fetches a shard fetches it for all, and none evicts what another needs.
@@ -122,7 +122,8 @@ class FetchAhead:
         row = self.row
         uses = self._uses(row, self._horizon)
         self._check_room(uses)
-        self._supplies[0].announce(self._key, self._supplies, uses, self._slack, row)
+        until = uses.end if self._end is None else self._end
+        self._supplies[0].announce(self._key, self._supplies, uses, row=row, until=until, slack=self._slack)
         self._announced_at = row
         return uses
 
@@ -130,7 +131,7 @@ class FetchAhead:
         """What is read in the next rows, of folders that are remote."""
         size = self._plan.global_size
         end = row + max(size, num_rows)
-        uses = self._plan.uses(row, min(end, self._end or end), ranks=self._ranks, world_size=self._world_size)
+        uses = self._plan.uses(row, end, ranks=self._ranks, world_size=self._world_size)
         folders = self._plan.shard_folders
         numbers = np.array([self._folders.index(each) if each in self._folders else -1 for each in folders], np.int64)
         renumbered = numbers[uses.folder]
@@ -139,11 +140,11 @@ class FetchAhead:
         return replace(uses, folder=renumbered[kept], **arrays)
 
     def _find_horizon(self, row: int) -> int:
-        """Rows that a schedule covers: an epoch, so that each shard's next use is known; less if that is long."""
+        """Rows that a schedule covers: two epochs, so that each shard's next use is known; less if that is long."""
         num_rows = self._plan.num_rows
         probed = max(self._plan.global_size, num_rows // _PROBED_SHARE)
         num_uses = max(1, len(self._uses(row, probed)))
-        return max(probed, min(num_rows, probed * _MOST_USES // num_uses))
+        return max(probed, min(2 * num_rows, probed * _MOST_USES // num_uses))
 
     def _check_room(self, uses: Uses) -> None:
         """Refuse a cache that cannot hold what is read at the same time.
@@ -163,7 +164,7 @@ class FetchAhead:
                 raise StorageError(
                     f"{folder.path}: this order needs {needed:,} bytes of shards for {self._reach:,} rows, and the "
                     f"cache may have {budget:,}. Give cache_bytes={needed + needed // 8:,} or more; or shuffle with a "
-                    'smaller group=, with lanes= if there are several nodes, and not with mode="full".'
+                    'smaller group= or with lanes=, and not with mode="full".'
                 )
 
 

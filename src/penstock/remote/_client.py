@@ -88,9 +88,12 @@ class RemoteFolder:
         """Whether a file should be closed, so that it can be removed."""
         return os.path.exists(f"{self.where.path}/{GONE}{name}")
 
-    def announce(self, key: str, folders: tuple[RemoteFolder, ...], uses: Uses, slack: int, row: int) -> None:
+    def announce(
+        self, key: str, folders: tuple[RemoteFolder, ...], uses: Uses, *, row: int, until: int, slack: int
+    ) -> None:
         """Have files of several folders fetched ahead of a run that is at this row, until `end_run(key)`."""
-        schedule = Schedule(key=key, folders=tuple(each.where for each in folders), uses=uses, slack=slack)
+        where = tuple(each.where for each in folders)
+        schedule = Schedule(key=key, folders=where, uses=uses, until=until, slack=slack)
         _request(self.read_contents, "schedule", schedule, row)
 
     def report_progress(self, key: str, row: int) -> bool:

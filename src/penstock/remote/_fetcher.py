@@ -88,6 +88,8 @@ class Schedule:
     """Of the run; a later schedule with the same key takes this one's place."""
     folders: tuple[CacheFolder, ...]
     uses: Uses
+    until: int
+    """What is first needed from this row on is not fetched yet; it only decides what is evicted."""
     slack: int
     """Rows by which other ranks, and batches that are still being computed, may be behind."""
 
@@ -367,6 +369,8 @@ class Fetcher:
         uses = run.schedule.uses
         for number in range(run.next, len(uses)):
             run.next = number
+            if uses.first_row[number] >= run.schedule.until:
+                return None
             folder = self._folders[run.schedule.folders[uses.folder[number]].path]
             name = folder.names[uses.shard[number]]
             is_past = uses.last_row[number] < run.row - run.schedule.slack
