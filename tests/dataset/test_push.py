@@ -20,7 +20,7 @@ from penstock.cli import main
 from penstock.errors import CorruptionError, DatasetExists, WriterBusy
 from waiting import wait_until
 
-pytest.importorskip("obstore", reason="pip install 'penstock[s3]'")
+pytest.importorskip("obstore", reason="pip install 'penstock-data[s3]'")
 
 
 def write(folder: Path, first: int = 0, *, mode: str = "create", rows: int = 200, shard_bytes: int = 40_000) -> Path:

@@ -18,7 +18,7 @@ from penstock.cli import main
 from penstock.errors import CorruptionError, DatasetExists, IncompleteDataset, StoreError
 from waiting import wait_until
 
-pytest.importorskip("obstore", reason="pip install 'penstock[s3]'")
+pytest.importorskip("obstore", reason="pip install 'penstock-data[s3]'")
 
 
 @pytest.fixture

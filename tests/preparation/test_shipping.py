@@ -20,7 +20,7 @@ from penstock.cli import main
 from penstock.errors import DatasetExists, StoreError, WriterBusy
 from waiting import wait_until
 
-pytest.importorskip("obstore", reason="pip install 'penstock[s3]'")
+pytest.importorskip("obstore", reason="pip install 'penstock-data[s3]'")
 
 SETTINGS = {"transform": penstock.Tokenize("bytes", column="text"), "shard_bytes": 100_000, "pack": 512, "workers": 1}
 

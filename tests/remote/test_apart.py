@@ -14,7 +14,7 @@ import s3lite
 from penstock.errors import ObjectMissing, StoreBusy, StoreError
 from penstock.remote import connect, open_store
 
-pytest.importorskip("obstore", reason="pip install 'penstock[s3]'")
+pytest.importorskip("obstore", reason="pip install 'penstock-data[s3]'")
 
 
 @pytest.fixture

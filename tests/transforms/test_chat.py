@@ -423,5 +423,5 @@ def test_without_jinja_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     import sys
 
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(MissingExtra, match=r"penstock\[text\]"):
+    with pytest.raises(MissingExtra, match=r"penstock-data\[text\]"):
         Tokenize("bytes", chat_template="{{ never_compiled_before }}")

@@ -285,7 +285,7 @@ def test_without_pillow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     import sys
 
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    with pytest.raises(MissingExtra, match=r"penstock\[images\]"):
+    with pytest.raises(MissingExtra, match=r"penstock-data\[images\]"):
         DecodeImage(size=8).open()
 
 
