@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,6 +29,8 @@ def proxy() -> Iterator[Proxy]:
     server.start()
     port = server.get_host_and_port()[1]
     try:
+        # Servers of one process share their buckets, also with those of other tests.
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/moto-api/reset", b"").close()
         _fill(port)
         with breakable(port) as proxy:
             yield proxy
