@@ -146,7 +146,7 @@ class SpawnStarter:
         return wait_for(self._processes.pop(worker.number), EXIT_SECONDS)
 
     def close(self) -> None:
-        for process in self._processes.values():
+        for process in list(self._processes.values()):  # at exit, another thread may just be replacing a dead worker
             wait_for(process, END_SECONDS)
         self._program.close()
 
