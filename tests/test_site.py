@@ -48,7 +48,7 @@ def test_the_reference_has_what_frameworks_need() -> None:
     doors = re.findall(
         r"^ {4}(\w+) {3,}(\w+)", str(importlib.import_module("penstock.integrations").__doc__), re.MULTILINE
     )
-    assert len(doors) == 5
+    assert len(doors) == 6
     for module, name in doors:
         assert f"::: penstock.integrations.{module}.{name}\n" in page
 
