@@ -55,6 +55,7 @@ INTERNAL = {
 FRAMEWORKS = {
     "transformers": ("Trainer", "ModelLoader"),
     "trl": ("SFTTrainer",),
+    "torchtitan": ("PlanDataLoader",),
     "lightning": ("DataModule", "LogLoader"),
     "checkpoint": ("RankState",),
     "scalars": ("LoaderScalars", "to_tensorboard"),
