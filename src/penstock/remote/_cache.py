@@ -208,6 +208,11 @@ class Cache:
             return False
         return True
 
+    def used(self) -> int:
+        """Bytes used, as last counted."""
+        with self._counter() as counter:
+            return counter.used
+
     def count(self) -> int:
         """Bytes used, counted anew."""
         with self._counter() as counter:

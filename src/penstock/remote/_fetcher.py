@@ -47,6 +47,8 @@ from penstock.workers import Channel, SentError, guard_life_line
 
 _AHEAD = 6
 """Files fetched ahead at once; each in many ranges."""
+_LEAD = 8
+"""A full cache is filled ahead with an eighth of what it may hold; the rest stays what is needed soonest."""
 _ROUNDS = 8
 """How often the damaged parts of a file are fetched again."""
 _LOOK_SECONDS = 0.05
@@ -110,6 +112,9 @@ class _Folder:
 
     def __contains__(self, name: str) -> bool:
         return name in self.numbers
+
+    def size_of(self, number: int) -> int:
+        return self.contents.sizes[self.names[number]]
 
     def has(self, name: str) -> bool:
         return os.path.exists(self.path / name) or self.cache.restore(self.path, name)
@@ -377,11 +382,25 @@ class Fetcher:
             if is_past or (str(folder.path), name) in self._obtaining:
                 continue
             if not folder.has(name):
+                if self._is_early(run, number, folder, name):
+                    return None
                 return folder, name, int(uses.first_row[number])
             self._counts["num_hits"] += 1
             self._note(folder, name)
         run.next = len(uses)
         return None
+
+    def _is_early(self, run: _Run, number: int, folder: _Folder, name: str) -> bool:
+        """Whether a use can wait, so that what a full cache holds for later may stay: enough is there before it."""
+        uses, cache = run.schedule.uses, folder.cache
+        if cache.used() + folder.contents.sizes[name] <= cache.budget_bytes:
+            return False
+        first = int(np.searchsorted(uses.first_row, run.row + run.schedule.slack, side="right"))
+        coming = sum(
+            self._folders[run.schedule.folders[uses.folder[each]].path].size_of(int(uses.shard[each]))
+            for each in range(first, number)
+        )
+        return coming * _LEAD > cache.budget_bytes and number - first >= _AHEAD
 
     async def _obtain_ahead(self, run: _Run, folder: _Folder, name: str, needed_at: int) -> None:
         """Have a file before it is needed; if there is no room, wait for the run to go on."""
