@@ -107,6 +107,7 @@ class PlanWorkers:
     def _fetch_ahead(self, row: int, end: int | None, rank: int, world_size: int) -> None:
         """Have remote data fetched for a loop, in place of the one before."""
         if self._ahead is not None:
+            self._ahead.count(self.statistics)
             self._ahead.close()
             self._ahead = None
         if self.kind != "remote":  # servers fetch for themselves
@@ -157,6 +158,7 @@ class PlanWorkers:
         if self._tuning is not None:
             self._tuning.close()
         if self._ahead is not None:
+            self._ahead.count(self.statistics)
             self._ahead.close()
             self._ahead = None
         pipeline, self._pipeline, self._engine, self._remote = self._pipeline, None, None, None
