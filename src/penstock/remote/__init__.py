@@ -19,10 +19,8 @@ Holds state: the address of this process's fetcher, and the process if it starte
 """
 
 from penstock.remote._apart import connect, download
-from penstock.remote._cache import Cache, CachedDataset
+from penstock.remote._cache import Cache
 from penstock.remote._client import RemoteFolder, open_remote
-from penstock.remote._download import Downloader, Traffic
-from penstock.remote._fetcher import CacheFolder, Contents
 from penstock.remote._send import Parcel, Sender
 from penstock.remote._simulation import CacheRun, most_in_use, simulate_cache
 from penstock.remote._store import Head, Store, check_url, open_store
@@ -31,17 +29,12 @@ from penstock.remote._uses import NEVER, Uses, choose_evictions
 __all__ = [
     "NEVER",
     "Cache",
-    "CacheFolder",
     "CacheRun",
-    "CachedDataset",
-    "Contents",
-    "Downloader",
     "Head",
     "Parcel",
     "RemoteFolder",
     "Sender",
     "Store",
-    "Traffic",
     "Uses",
     "check_url",
     "choose_evictions",
