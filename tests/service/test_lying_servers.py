@@ -174,7 +174,7 @@ def test_a_body_that_arrives_damaged_is_asked_for_again_and_counted(plan: pensto
         remote = Remote(servers=address, timeout_seconds=60.0)
         with penstock.DataLoader(plan, remote=remote) as loader:
             batches = list(itertools.islice(loader, 3))
-            assert loader.stats().num_damaged == 1
+            assert wait_until(lambda: loader.stats().num_damaged == 1)  # it may be the answer for a batch further ahead
             assert "1 answer arrived damaged" in str(loader.stats())
     assert all(np.array_equal(batch["x"], plan.read(step)["x"]) for step, batch in enumerate(batches))
 
