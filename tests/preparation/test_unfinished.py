@@ -41,7 +41,7 @@ def run(source: Path, destination: Path, **more: Any) -> penstock.preparation.Pr
 def test_inspect_says_how_far_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: dict[str, Any], words: str
 ) -> None:
-    texts = make_corpus(tmp_path / "raw")
+    texts = make_corpus(tmp_path / "raw", num_rows=2000)  # a worker may finish dozens of tasks before the first is told
     stop_after_a_task(tmp_path / "raw", tmp_path / "data", **settings)
     found = find_unfinished(tmp_path / "data")
     assert found is not None
