@@ -32,7 +32,7 @@ def kernels() -> Iterator[tuple[str, Callable[[], object]]]:
 
 
 def reading() -> Iterator[tuple[str, Callable[[], object]]]:
-    from penstock.shards import _hash_kernels, _kernels
+    from penstock.shards import _kernels
 
     num_shards, num_samples, length = 16, 512, 2048
     shards = [RNG.integers(0, 50_000, (num_samples, length), np.uint16) for _ in range(num_shards)]
@@ -65,7 +65,7 @@ def reading() -> Iterator[tuple[str, Callable[[], object]]]:
     where, edges = np.empty(32, np.int64), np.empty(32, np.int64)
     _kernels.locate(table, starts, 2, indices, 0, 2, where, edges)
     flat = np.empty(32 * length * 2, np.uint8)
-    yield "copy_spans 32 x 4 kB", lambda: _kernels.copy_spans(where, edges * 2, flat, byte)
+    yield "copy_spans 32 x 4 kB", lambda: _kernels.copy_spans(where, edges * 2, flat)
     sizes = np.minimum(length, RNG.lognormal(5, 1.1, 256).astype(np.int64) + 1)
     spans = (RNG.integers(0, starts[-1], 256), np.zeros(256, np.int64), sizes, np.cumsum(sizes) - sizes)
     tokens = np.empty(int(sizes.sum()), np.int64)
@@ -76,7 +76,7 @@ def reading() -> Iterator[tuple[str, Callable[[], object]]]:
     for size in (16, 100, 4096):
         borders = np.arange(0, (1 << 20) + 1, size)
         hashes = np.empty(len(borders) - 1, np.uint64)
-        yield f"hash_spans of {size} bytes", lambda b=borders, h=hashes: _hash_kernels.hash_spans(data, b, h)
+        yield f"hash_spans of {size} bytes", lambda b=borders, h=hashes: _kernels.hash_spans(data, b, h)
 
 
 def ordering() -> Iterator[tuple[str, Callable[[], object]]]:

@@ -24,11 +24,18 @@ from penstock.shards._arrays import (
     storage_of_arrays,
 )
 from penstock.shards._arrow import ArrowStorage
-from penstock.shards._contents import DatasetContents, read_contents
 from penstock.shards._convert import content_columns, hash_samples, hash_texts
-from penstock.shards._folder import Check, ShardFolder, Verification, find_faults, verify_folder
-from penstock.shards._foreign import FilesFormat, OnFault, guess_files_format, index_tars, open_files
-from penstock.shards._hugging_face import HuggingFaceDataset, find_files, rows_of
+from penstock.shards._folder import Check, ShardFolder
+from penstock.shards._foreign import (
+    FilesFormat,
+    HuggingFaceDataset,
+    OnFault,
+    find_files,
+    guess_files_format,
+    index_tars,
+    open_files,
+    rows_of,
+)
 from penstock.shards._layout import checksum
 from penstock.shards._manifest import (
     MANIFEST_NAME,
@@ -63,6 +70,7 @@ from penstock.shards._tar_members import (
     key_and_extension,
 )
 from penstock.shards._tars import TarStorage
+from penstock.shards._verify import DatasetContents, Verification, find_faults, read_contents, verify_folder
 from penstock.shards._workspace import Workspace
 from penstock.shards._writer import DatasetWriter, ShardWriter, convert_columns
 

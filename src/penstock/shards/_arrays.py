@@ -88,16 +88,13 @@ class ArrayStorage(Gathered):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all columns."""
         parts = (part.values if isinstance(part, Ragged) else part for part in self._columns.values())
         return sum(part.nbytes for part in parts)
 
     def num_elements(self, column: Column) -> int:
-        """Elements of a column in all samples."""
         return int(self.value_starts[column.name][-1])
 
     def value(self, column: Column, index: int) -> Any:
-        """One sample of a column, read-only."""
         self._check_size()
         if not -self.num_samples <= index < self.num_samples:
             raise IndexError(f"Index {index} is out of range for {self.num_samples:,} samples.")
@@ -114,7 +111,6 @@ class ArrayStorage(Gathered):
         return view
 
     def lengths(self, column: Column, begin: int, end: int) -> NDArray[np.int64]:
-        """Lengths of samples `begin` to `end` of a ragged column."""
         stored = self._columns[column.stored[-1].name]
         assert isinstance(stored, Ragged)
         return np.diff(stored.offsets[begin : end + 1])
@@ -142,7 +138,6 @@ class ArrayStorage(Gathered):
         self._check_size()
 
     def sample_length(self, column: Column, index: int) -> int:
-        """Elements of one ragged sample."""
         return int(self.lengths(column, index, index + 1)[0])
 
     def _check_size(self) -> None:

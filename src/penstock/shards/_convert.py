@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import SchemaError
 from penstock.schema import Column, Ragged, Schema, array_of_tensor, exact_array
-from penstock.shards import _hash_kernels
+from penstock.shards import _kernels
 from penstock.shards._provenance import ORIGIN_COLUMN, ORIGIN_SPEC
 
 
@@ -218,5 +218,5 @@ def _hash_column(column: Ragged | NDArray[Any]) -> Hashes:
     item_bytes = values.itemsize * int(np.prod(values.shape[1:], dtype=np.int64))
     data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
     hashes = np.empty(len(edges) - 1, np.uint64)
-    _hash_kernels.hash_spans(data, np.ascontiguousarray(edges, np.int64) * item_bytes, hashes)
+    _kernels.hash_spans(data, np.ascontiguousarray(edges, np.int64) * item_bytes, hashes)
     return hashes

@@ -30,11 +30,11 @@ def gather_fixed(source: InMemory, column: Column, indices: NDArray[np.int64], o
         out[...] = stored
         return
     like, rows = _as_kernel_arrays(column, out)
-    slot, place = source.slots[column.name], 0
+    slot, place, indices = source.slots[column.name], 0, np.ascontiguousarray(indices)
     while True:
         table = source.table  # this reference keeps its maps alive while the kernel reads
         place = _kernels.gather(table.rows, source.starts, slot, indices, place, rows, like)
-        if place == -1:
+        if place == _kernels.DONE:
             return
         del table  # or it would keep others from evicting what it holds, while this waits for a shard
         source.prepare(column, _index_at(source, indices, place))
@@ -43,28 +43,28 @@ def gather_fixed(source: InMemory, column: Column, indices: NDArray[np.int64], o
 def gather_ragged(source: InMemory, column: Column, indices: NDArray[np.int64]) -> Ragged:
     """Samples of a ragged column, side by side."""
     addresses, offsets = np.empty(len(indices), np.int64), np.zeros(len(indices) + 1, np.int64)
-    slot, place, held = source.slots[column.name], 0, []
+    slot, place, held, indices = source.slots[column.name], 0, [], np.ascontiguousarray(indices)
     while True:
         held.append(source.table)  # every table that supplied an address must outlive the copy
         rows = held[-1].rows
         place = _kernels.locate(rows, source.starts, slot, indices, place, column.item_bytes, addresses, offsets[1:])
-        if place == -1:
+        if place == _kernels.DONE:
             break
         source.prepare(column, _index_at(source, indices, place))
     values = np.empty((int(offsets[-1]), *column.shape), column.dtype)
     if values.size:
-        _kernels.copy_spans(addresses, offsets[1:] * column.item_bytes, values.reshape(-1).view(np.uint8), _BYTE)
+        _kernels.copy_spans(addresses, offsets[1:] * column.item_bytes, values.reshape(-1).view(np.uint8))
     return Ragged(values, offsets, column.kind == "bytes")
 
 
 def gather_lengths(source: InMemory, column: Column, indices: NDArray[np.int64]) -> NDArray[np.int64]:
     """Lengths of samples of a ragged column; indices must not be negative."""
     lengths = np.empty(len(indices), np.int64)
-    slot, place = source.slots[column.name], 0
+    slot, place, indices = source.slots[column.name], 0, np.ascontiguousarray(indices)
     while True:
         table = source.table
         place = _kernels.measure(table.rows, source.starts, slot, indices, place, lengths)
-        if place == -1:
+        if place == _kernels.DONE:
             return lengths
         del table
         source.prepare(column, int(indices[place]))
@@ -72,14 +72,12 @@ def gather_lengths(source: InMemory, column: Column, indices: NDArray[np.int64])
 
 def gather_spans(source: InMemory, column: Column, spans: Spans, out: NDArray[Any]) -> None:
     """Copy parts of samples of a ragged column into the flat array `out`, converting to its dtype."""
-    slot, place = source.slots[column.name], 0
-    like = _empty(column.dtype)
+    slot, place, like = source.slots[column.name], 0, _empty(column.dtype)
+    arrays = tuple(map(np.ascontiguousarray, (spans.indices, spans.firsts, spans.sizes, spans.targets)))
     while True:
         table = source.table
-        place = _kernels.gather_spans(
-            table.rows, source.starts, slot, spans.indices, spans.firsts, spans.sizes, spans.targets, place, out, like
-        )
-        if place == -1:
+        place = _kernels.gather_spans(table.rows, source.starts, slot, *arrays, place, out, like)
+        if place == _kernels.DONE:
             return
         del table
         index = int(spans.indices[place])
@@ -89,12 +87,12 @@ def gather_spans(source: InMemory, column: Column, spans: Spans, out: NDArray[An
 
 def gather_stream(source: InMemory, column: Column, firsts: NDArray[np.int64], out: NDArray[Any]) -> None:
     """Copy a row of consecutive elements from each of `firsts`, across samples and shards."""
-    slot, place = source.slots[column.name], 0
+    slot, place, firsts = source.slots[column.name], 0, np.ascontiguousarray(firsts)
     starts, like = source.value_starts[column.name], _empty(column.dtype)
     while True:
         table = source.table
         place = _kernels.gather_stream(table.rows, starts, slot, firsts, place, out, like)
-        if place == -1:
+        if place == _kernels.DONE:
             return
         del table
         first = int(firsts[place])
@@ -105,23 +103,18 @@ class Gathered:
     """The reads of a storage whose columns have addresses."""
 
     def read_fixed(self: InMemory, column: Column, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Copy samples of a fixed column into `out`, converting to its dtype."""
         gather_fixed(self, column, indices, out)
 
     def read_ragged(self: InMemory, column: Column, indices: NDArray[np.int64]) -> Ragged:
-        """Samples of a ragged column, side by side."""
         return nest(column, (gather_ragged(self, part, indices) for part in column.stored), "the arrays")
 
     def read_spans(self: InMemory, column: Column, spans: Spans, out: NDArray[Any]) -> None:
-        """Copy parts of samples of a ragged column into the flat array `out`, converting to its dtype."""
         gather_spans(self, column, spans, out)
 
     def lengths_of(self: InMemory, column: Column, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Lengths of samples of a ragged column; indices must not be negative."""
         return gather_lengths(self, column.stored[-1], indices)
 
     def read_stream(self: InMemory, column: Column, firsts: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Copy a row of consecutive elements from each of `firsts`, over the borders of samples."""
         gather_stream(self, column, firsts, out)
 
     def provenance(self) -> Mapping[str, Any]:

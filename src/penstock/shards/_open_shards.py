@@ -32,9 +32,8 @@ from penstock.errors import FormatError
 from penstock.filesystem import MappedFile
 from penstock.schema import Column, offsets_of
 from penstock.shards._blocks import Checks
-from penstock.shards._brief import read_offsets
 from penstock.shards._manifest import Manifest
-from penstock.shards._shard import Shard, fill_row, open_file
+from penstock.shards._shard import Shard, fill_row, open_file, read_offsets
 from penstock.shards._storage import READY, STATE, Table, column_slots, from_front
 
 _LOOK_SECONDS = 0.1

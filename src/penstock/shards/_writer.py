@@ -1,13 +1,8 @@
 """Write a dataset: samples in, shards out, all or nothing.
 
-Memory is bounded by the buffer of one shard. Shards are cut only by size, sample by sample, so the
-same samples give the same files however they were handed in.
-
-From batches of samples to finished shard files, one buffer at a time.
-
-Shards are cut only by size, sample by sample, so the same samples give the same files however they were handed in. The
-caller decides where files go: `store` gets the name and the bytes. If the schema has sample hashes, they are computed
-here, so no caller has to know about them.
+Memory is bounded by the buffer of one shard. Shards are cut only by size, sample by sample, so the same samples give
+the same files however they were handed in. The caller of a `ShardWriter` decides where files go: `store` gets the name
+and the bytes. If the schema has sample hashes, they are computed here, so no caller has to know about them.
 """
 
 import os
