@@ -1,4 +1,4 @@
-"""Verbs, exit codes and errors of the command.
+"""Verbs, exit codes and errors of the command, and how a shell completes it.
 
 Exit codes: 0 good, 1 a finding or a failure, 2 wrong usage. A verb is imported when it is typed, and imports heavy
 packages when it runs, so that `penstock --help` answers at once.
@@ -10,14 +10,14 @@ import argparse
 import importlib
 import io
 import itertools
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from penstock._version import __version__
-from penstock.cli._failures import tell_failure
-from penstock.errors import PenstockError, did_you_mean
+from penstock.errors import PenstockError, did_you_mean, printable
 
 
 class Verb(NamedTuple):
@@ -92,9 +92,7 @@ CONTENTS: dict[str, tuple[Verb, ...]] = {
         ),
     ),
     "Your shell": (
-        Verb(
-            "completion", "have your shell complete this command", 'eval "$(penstock completion bash)"', "_completion"
-        ),
+        Verb("completion", "have your shell complete this command", 'eval "$(penstock completion bash)"', "_main"),
     ),
 }
 VERBS = {verb.name: verb for verbs in CONTENTS.values() for verb in verbs}
@@ -269,3 +267,41 @@ def _flush() -> None:
         from penstock.report import stop_printing
 
         stop_printing()
+
+
+def tell_failure(error: BaseException, *, as_json: bool) -> None:
+    """Say what went wrong: a line on standard error, or as JSON an object on standard output and nothing else."""
+    text = printable(_message(error), keep="\n\t")
+    if as_json:
+        sys.stdout.write(json.dumps({"error": type(error).__name__, "message": text}) + "\n")
+    else:
+        sys.stderr.write(f"penstock: {text}\n")
+
+
+def _message(error: BaseException) -> str:
+    """What went wrong; an OSError's own text begins with its number."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    if isinstance(error, MemoryError):
+        return f"out of memory{f': {error}' if str(error) else ''}"
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+
+
+def add_completion_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what `penstock completion` takes."""
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell to print it for")
+
+
+def run_completion(arguments: argparse.Namespace) -> int:
+    """Print a script that makes a shell complete verbs, options and files.
+
+    bash and zsh evaluate it, fish sources it.
+    """
+    from argcomplete.shell_integration import shellcode
+
+    script = shellcode(["penstock"], shell=arguments.shell)
+    sys.stdout.write(json.dumps({"shell": arguments.shell, "script": script}) if arguments.json else script)
+    sys.stdout.write("\n")
+    return 0

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli import _values
-from penstock.cli._failures import tell_failure
 from penstock.cli._flags import Flags, add_allow_code, given
+from penstock.cli._main import tell_failure
 from penstock.report import console, print_json
 
 if TYPE_CHECKING:

@@ -23,9 +23,15 @@ from numpy.typing import NDArray
 from penstock.errors import FormatError, SchemaError, printable
 from penstock.preparation._parts import Part
 from penstock.preparation._progress import Runner, Tally, Tell, peak_memory
-from penstock.preparation._records import TaskRecord, without_files
+from penstock.preparation._records import (
+    Skipped,
+    TaskRecord,
+    locate,
+    name_file_in_schema_errors,
+    sum_counts,
+    without_files,
+)
 from penstock.preparation._shuffle import Dealer, dealt_schema
-from penstock.preparation._skipping import Skipped, locate, name_file_in_schema_errors, sum_counts
 from penstock.preparation._specification import OnError, Specification
 from penstock.preparation._tasks import Task
 from penstock.preparation._work_folder import Attempt, WorkFolder, no_store

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import FormatError, SchemaError
+from penstock.preparation._records import locate, name_file_in_schema_errors
 from penstock.preparation._shuffle import SHUFFLE_KEY
-from penstock.preparation._skipping import locate, name_file_in_schema_errors
 from penstock.preparation._specification import Settings
 from penstock.schema import LABEL_COLUMNS
 from penstock.shards import ORIGIN_COLUMN, ORIGIN_SPEC, storage_of_arrays

@@ -14,8 +14,7 @@ from penstock.errors import SchemaError, counted, first_few
 from penstock.packing import PackingSettings
 from penstock.preparation._first_rows import FirstRows
 from penstock.preparation._previous import Previous
-from penstock.preparation._records import TaskRecord
-from penstock.preparation._skipping import sum_counts
+from penstock.preparation._records import TaskRecord, sum_counts
 from penstock.preparation._specification import Settings, Specification
 from penstock.preparation._survey import Survey
 from penstock.preparation._tasks import Task, name_tasks

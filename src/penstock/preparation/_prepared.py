@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import counted
-from penstock.preparation._skipping import sum_counts
+from penstock.preparation._records import sum_counts
 from penstock.preparation._specification import Settings
 
 PHASES = ("read", "transform", "write")

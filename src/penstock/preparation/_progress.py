@@ -16,8 +16,7 @@ from typing import Any, Literal, Protocol
 
 from penstock.errors import printable
 from penstock.preparation._prepared import PHASES, Prepared
-from penstock.preparation._records import Counts, TaskRecord
-from penstock.preparation._skipping import check_skipped, sum_counts
+from penstock.preparation._records import Counts, TaskRecord, check_skipped, sum_counts
 from penstock.preparation._work_folder import Attempt
 from penstock.shapes import COUNT, find_mismatch
 from penstock.shards import Manifest, classes_of

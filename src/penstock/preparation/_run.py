@@ -30,10 +30,9 @@ from penstock.preparation._engines import Workforce
 from penstock.preparation._plan import PACKED_COLUMN, RunPlan, plan_run
 from penstock.preparation._prepared import Prepared, describe_run
 from penstock.preparation._progress import Meter, OnProgress
-from penstock.preparation._records import TaskRecord, merge_records
+from penstock.preparation._records import TaskRecord, check_share_skipped, merge_examples, merge_records, sum_counts
 from penstock.preparation._shipping import Shipment, final_name, open_shipment
 from penstock.preparation._shuffle import GatherJob, plan_gathering
-from penstock.preparation._skipping import check_share_skipped, merge_examples, sum_counts
 from penstock.preparation._survey import Group, Request, SourcePreview, finished_tasks, survey
 from penstock.preparation._tasks import Task
 from penstock.preparation._work_folder import WORK_NAME, WorkFolder

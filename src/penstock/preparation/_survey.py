@@ -18,8 +18,7 @@ from penstock.errors import SchemaError
 from penstock.preparation._first_rows import FirstRows, read_first_rows
 from penstock.preparation._parts import Part
 from penstock.preparation._previous import Previous, find_previous, read_previous
-from penstock.preparation._records import TaskRecord
-from penstock.preparation._skipping import check_kept, check_skipped, sum_counts
+from penstock.preparation._records import TaskRecord, check_kept, check_skipped, sum_counts
 from penstock.preparation._specification import Settings, Specification, requested_fields
 from penstock.preparation._tasks import Task, group_splits, mix_files, name_tasks, pin_reading, task_bytes_for
 from penstock.preparation._work_folder import WorkFolder

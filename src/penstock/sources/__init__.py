@@ -26,8 +26,8 @@ from penstock.sources._splits import (
     types_in_first_rows,
     why_unsplittable,
 )
-from penstock.sources._stream_recipe import OnError, Recipe, make_recipe
 from penstock.sources._stream_run import PartRun
+from penstock.sources._stream_shares import OnError, Recipe, make_recipe
 from penstock.sources._stream_state import check_state, join_states, start_state
 
 __all__ = [

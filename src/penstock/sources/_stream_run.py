@@ -23,8 +23,7 @@ from typing import Any
 from penstock.errors import DatasetChanged, FormatError
 from penstock.sources._model import Rows
 from penstock.sources._splits import read_rows
-from penstock.sources._stream_recipe import Recipe
-from penstock.sources._stream_shares import Progress, everything, strands_of_parts
+from penstock.sources._stream_shares import Progress, Recipe, everything, strands_of_parts
 from penstock.sources._stream_shuffle import ShuffleBuffer
 from penstock.sources._stream_state import find_start, start_state, state_of
 

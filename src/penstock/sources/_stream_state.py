@@ -14,8 +14,7 @@ from typing import Any
 
 from penstock.errors import StateError
 from penstock.shapes import COUNT, Either, find_mismatch
-from penstock.sources._stream_recipe import Recipe
-from penstock.sources._stream_shares import Begun, Left, Progress, everything, left_after
+from penstock.sources._stream_shares import Begun, Left, Progress, Recipe, everything, left_after
 
 STATE_VERSION = 2
 """States of version 1 are read as well: each is of one part, and goes on in as many parts as before."""
