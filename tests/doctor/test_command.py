@@ -24,7 +24,7 @@ def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("plan.toml", "[dataset]\n", "plan.toml is no script. If it is a plan, `penstock bench plan.toml` measures"),
+        ("plan.toml", "[dataset]\n", "plan.toml is not a script. If it is a plan, `penstock bench plan.toml` measures"),
         ("my run.ipynb", "{}", "nbconvert --to script 'my run.ipynb' && penstock doctor -- 'my run.py'"),
         ("train.sh", "python train.py\n", "is a script for sh: penstock doctor -- sh train.sh"),
         ("job.slurm", "#!/usr/bin/env bash\n", "is a script for bash: penstock doctor -- bash job.slurm"),

@@ -11,9 +11,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from penstock.machine import ThreadMeter, _limits, available_memory, describe_machine
-from penstock.machine._limits import machine_busy_seconds
-from penstock.machine._usage import Accelerators, AcceleratorUsage
+from penstock.machine import ThreadMeter, _limits, _usage, available_memory, describe_machine
+from penstock.machine._usage import Accelerators, AcceleratorUsage, machine_busy_seconds
 
 
 def burn(seconds: float) -> None:
@@ -76,7 +75,8 @@ def test_the_machine_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_proc_nothing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_limits, "_PROC", tmp_path)
+    for module in (_limits, _usage):
+        monkeypatch.setattr(module, "_PROC", tmp_path)
     monkeypatch.setattr(_limits, "_OWN_CGROUPS", tmp_path / "no")
     assert machine_busy_seconds() is None
     assert available_memory() is None

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.machine import ProcessUsage, Sampler, _sampler, _usage, read_process
+from penstock.machine import ProcessUsage, Sampler, _usage, read_process
 
 _BURN = "import time\nwhile time.process_time() < 0.5: pass"
 
@@ -57,7 +57,7 @@ def test_another_process_is_sampled_until_it_is_gone() -> None:
 
 
 def test_memory_is_bounded_and_the_whole_time_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_sampler, "_MOST_READINGS", 16)
+    monkeypatch.setattr(_usage, "_MOST_READINGS", 16)
     sampler = Sampler(pss_every=0, interval_seconds=1.0)
     sampler.sample()
     first = sampler.history().time_seconds[0]
@@ -76,7 +76,7 @@ def test_pages_are_walked_through_as_rarely_as_it_takes_long(monkeypatch: pytest
         assert usage is not None
         return (usage._replace(pss_bytes=1 if with_pss else None),)
 
-    monkeypatch.setattr(_sampler, "process_tree", read_slowly)
+    monkeypatch.setattr(_usage, "process_tree", read_slowly)
     sampler = Sampler(pss_every=2, interval_seconds=0.25)
     for _ in range(80):
         sampler.sample()

@@ -345,7 +345,7 @@ CAUSES = (
 _MOSTLY_STORE = 0.3
 """Part of the waiting for which each worker waits for remote data, above which that is the cause."""
 _UNEQUAL = 1.1
-"""How much dearer the dearest rank may be than it need be."""
+"""The cost of the dearest rank, relative to what it would be with rows dealt by cost, above which it is told."""
 _NOT_ABOUT_LOADING = {"padding", "odd-batch-size", "torch-threads", "unequal-ranks", "growing-workers"}
 
 
@@ -457,7 +457,7 @@ def _costly_samples(case: Case) -> Found:
         )
     finding = Finding(
         id="costly-samples",
-        title="Samples cost more than the machine has cores for",
+        title="The machine has too few cores for what its samples cost",
         evidence=evidence,
         change="do the costly part of the transform once, in penstock.prepare",
         where=case.loader["where"],

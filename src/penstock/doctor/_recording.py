@@ -82,30 +82,10 @@ class Recorder:
                 self._events = _Nowhere()
         return self._events
 
-    def add(
-        self,
-        kind: int,
-        start_ns: int,
-        end_ns: int,
-        *,
-        sequence: int | None = None,
-        cpu_seconds: float = 0.0,
-        value: int = 0,
-        extra: int = 0,
-    ) -> None:
+    def add(self, kind: int, start_ns: int, end_ns: int, *, sequence: int | None = None, **more: Any) -> None:
         """Write an event of the batch that this process works on, or of the batch with the number `sequence`."""
-        self.events.add(
-            kind,
-            start_ns,
-            end_ns,
-            loader=self.loader,
-            trial=self.trial,
-            worker=self.worker,
-            sequence=self.sequence if sequence is None else sequence,
-            cpu_seconds=cpu_seconds,
-            value=value,
-            extra=extra,
-        )
+        number, of = self.sequence if sequence is None else sequence, {"loader": self.loader, "trial": self.trial}
+        self.events.add(kind, start_ns, end_ns, **of, worker=self.worker, sequence=number, **more)
 
     def look_at_memory(self, read_bytes: Callable[[], int] | None = None) -> None:
         """Record this worker's own memory, and when to look again: late enough to bound what looking costs."""

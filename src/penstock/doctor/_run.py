@@ -45,7 +45,7 @@ _GRACE_SECONDS = 15.0
 _INTERRUPTS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 _SET_CHILD_SUBREAPER, _GET_CHILD_SUBREAPER, _SET_PARENT_DEATH_SIGNAL = 36, 37, 1
 _MOST_STALLED = 2
-"""Runs, one after the other, in which no turn fits, until a script is no longer repeated."""
+"""A script is not repeated after so many runs in a row that were too short for a turn."""
 _TURNS = 60
 """About how many turns a run of `seconds` has time for; it hardly ever needs them all."""
 
@@ -328,11 +328,11 @@ def _about_folder(path: Path) -> str:
 
 
 def _advice_for(path: Path) -> str:
-    """What to do with a file that is no Python script; nothing if it seems to be one."""
+    """What to do with a file that is not a Python script; nothing if it seems to be one."""
     quoted = shlex.quote(str(path))
     interpreter = _interpreter(path)
     if path.suffix == ".toml":
-        return f"{path} is no script. If it is a plan, `penstock bench {quoted}` measures how fast its batches come."
+        return f"{path} is not a script. If it is a plan, `penstock bench {quoted}` measures how fast its batches come."
     if path.suffix == ".ipynb":
         script = shlex.quote(str(path.with_suffix(".py")))
         return (

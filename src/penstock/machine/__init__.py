@@ -32,8 +32,15 @@ from penstock.machine._limits import (
     usable_cpus,
     use_one_thread_each,
 )
-from penstock.machine._sampler import Sampler, UsageHistory
-from penstock.machine._usage import ProcessUsage, ThreadMeter, ThreadUsage, process_tree, read_process
+from penstock.machine._usage import (
+    ProcessUsage,
+    Sampler,
+    ThreadMeter,
+    ThreadUsage,
+    UsageHistory,
+    process_tree,
+    read_process,
+)
 
 __all__ = [
     "EventKind",

@@ -6,7 +6,7 @@ error.
 
 Workers are many, so each library gets one thread in a worker. Libraries that are loaded later read that from the
 environment. Those that a fork brings along must be told: OpenMP's threads do not exist in the child, and a loop handed
-to them would wait for ever.
+to them would wait forever.
 """
 
 import contextlib
@@ -28,7 +28,6 @@ _NO_LIMIT = 2**60
 """Without a limit, version 1 gives the largest number of pages, in bytes."""
 _OPENMP = ("libgomp", "libomp", "libiomp")
 _PROC = Path("/proc")
-_TICK_SECONDS = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class MemoryLimit(NamedTuple):
@@ -211,16 +210,6 @@ class MachineFacts:
     system: str
     python: str
     accelerators: tuple[str, ...]
-
-
-def machine_busy_seconds() -> float | None:
-    """CPU time of all that has run on this machine since it started, over all processors; None without `/proc`."""
-    try:
-        first = (_PROC / "stat").read_bytes().split(b"\n", 1)[0].split()[1:]
-        user, nice, system, _idle, _disk, interrupt, soft_interrupt = (int(field) for field in first[:7])
-    except (OSError, ValueError):
-        return None
-    return (user + nice + system + interrupt + soft_interrupt) * _TICK_SECONDS
 
 
 def available_memory() -> int | None:

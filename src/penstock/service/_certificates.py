@@ -70,7 +70,7 @@ def _check_host(host: str) -> None:
         return
     if not _HOST_NAME.fullmatch(host):
         without_port = f", as in {host.rpartition(':')[0]}" if host.rpartition(":")[2].isdigit() else ""
-        raise ValueError(f"{host!r} is not a name or address of a host; give it without a port{without_port}.")
+        raise ValueError(f"{host!r} is not a host name or an IP address; leave out the port{without_port}.")
 
 
 class _Authority:
@@ -84,39 +84,30 @@ class _Authority:
         except ImportError as error:
             raise MissingExtra("Certificates need cryptography: pip install 'penstock-data[service]'") from error
         self._x509: Any = x509
-        self._serialization, self._sha256 = serialization, hashes.SHA256()
-        self._days = days
+        self._forms, self._sha256, self._days = serialization, hashes.SHA256(), days
         self._make_key: Callable[[], Any] = functools.partial(ec.generate_private_key, ec.SECP256R1())
-        self._key = self._make_key()
-        self._name = self._named("Penstock cluster authority")
-        usage = self._key_usage(key_cert_sign=True, crl_sign=True)
-        constraints = self._x509.BasicConstraints(ca=True, path_length=0)
-        builder = self._builder(self._name, self._key).add_extension(constraints, critical=True)
-        self._certificate = self._sign(builder.add_extension(usage, critical=True))
-
-    @property
-    def certificate_pem(self) -> bytes:
+        self._key, self._name = self._make_key(), self._named("Penstock cluster authority")
+        constraints, usage = x509.BasicConstraints(ca=True, path_length=0), self._usage("key_cert_sign", "crl_sign")
+        self.certificate_pem = self._sign(self._name, self._key, [(constraints, True), (usage, True)])
         """Its own certificate, which verifies the others."""
-        return self._pem(self._certificate)
 
     def issue(self, hosts: Sequence[str], *, is_server: bool) -> tuple[bytes, bytes]:
         """(certificate, key) for these hosts."""
-        x509, forms, key = self._x509, self._serialization, self._make_key()
+        x509, forms, key = self._x509, self._forms, self._make_key()
         purposes = x509.ExtendedKeyUsageOID
-        purpose = purposes.SERVER_AUTH if is_server else purposes.CLIENT_AUTH
-        builder = (
-            self._builder(self._named(hosts[0]), key)
-            .add_extension(x509.SubjectAlternativeName([self._general_name(host) for host in hosts]), critical=False)
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(x509.ExtendedKeyUsage([purpose]), critical=True)
-            .add_extension(self._key_usage(digital_signature=True), critical=True)
-        )
+        extensions = [
+            (x509.SubjectAlternativeName([self._general_name(host) for host in hosts]), False),
+            (x509.BasicConstraints(ca=False, path_length=None), True),
+            (x509.ExtendedKeyUsage([purposes.SERVER_AUTH if is_server else purposes.CLIENT_AUTH]), True),
+            (self._usage("digital_signature"), True),
+        ]
         key_pem = key.private_bytes(forms.Encoding.PEM, forms.PrivateFormat.PKCS8, forms.NoEncryption())
-        return self._pem(self._sign(builder)), key_pem
+        return self._sign(self._named(hosts[0]), key, extensions), key_pem
 
-    def _builder(self, subject: Any, key: Any) -> Any:
+    def _sign(self, subject: Any, key: Any, extensions: Sequence[tuple[Any, bool]]) -> bytes:
+        """A signed certificate, PEM; each extension says whether those who do not know it must refuse."""
         x509, now = self._x509, datetime.datetime.now(datetime.UTC)
-        return (
+        builder = (
             x509.CertificateBuilder()
             .subject_name(subject)
             .issuer_name(self._name)
@@ -124,17 +115,20 @@ class _Authority:
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - _CLOCK_SKEW)
             .not_valid_after(now + datetime.timedelta(days=self._days))
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
         )
+        keys = (
+            (x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False),
+            (x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), False),
+        )
+        for extension, is_critical in (*keys, *extensions):
+            builder = builder.add_extension(extension, critical=is_critical)
+        pem: bytes = builder.sign(self._key, self._sha256).public_bytes(self._forms.Encoding.PEM)
+        return pem
 
-    def _sign(self, builder: Any) -> Any:
-        return builder.sign(self._key, self._sha256)
-
-    def _key_usage(self, **uses: bool) -> Any:
+    def _usage(self, *uses: str) -> Any:
         names = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
         every = (*names, "key_cert_sign", "crl_sign", "encipher_only", "decipher_only")
-        return self._x509.KeyUsage(**{name: uses.get(name, False) for name in every})
+        return self._x509.KeyUsage(**{name: name in uses for name in every})
 
     def _named(self, name: str) -> Any:
         x509 = self._x509
@@ -145,10 +139,6 @@ class _Authority:
             return self._x509.IPAddress(ipaddress.ip_address(host))
         except ValueError:
             return self._x509.DNSName(host)
-
-    def _pem(self, certificate: Any) -> bytes:
-        pem: bytes = certificate.public_bytes(self._serialization.Encoding.PEM)
-        return pem
 
 
 def _write(path: Path, content: bytes, *, is_secret: bool = False) -> None:

@@ -6,8 +6,8 @@
 
 Each server has several connections, so that it computes while it sends, and one thread that asks through them and reads
 whichever answer arrives first. With a thread for each connection, which mostly woke each other, the client took 8 %
-more processor time. Another thread asks the server what it serves, at the start and after it was down. One more sees to
-servers that take too long, come or leave.
+more processor time. Another thread asks the server what it serves, at the start and after it was down. A supervisor
+thread handles slow, new and vanished servers.
 
 With `local_workers`, workers of this machine take items too, the oldest first, and go on when no server answers. A slot
 is free again when the last array of its batch dies, as with every engine.
@@ -205,7 +205,7 @@ class ServerPool:
             asked.append(_Asked(job, connection, begin))
 
     def _read(self, server: ServerState, asked: deque[_Asked]) -> None:
-        """Take the answer that arrives first. If none arrives in time, none of them is waited for any longer."""
+        """Take the answer that arrives first. If none arrives in time, give up on all of them."""
         try:
             answering = self._find_answering(server, asked)
         except TimeoutError as error:
@@ -247,7 +247,7 @@ class ServerPool:
         raise TimeoutError("timed out")
 
     def _give_up(self, server: ServerState, asked: deque[_Asked], error: TimeoutError) -> None:
-        """Wait for no answer any more."""
+        """Stop waiting for these answers."""
         for each in asked:
             each.connection.drop()
             self.requests.failed(server, each.job, error)

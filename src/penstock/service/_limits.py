@@ -1,6 +1,6 @@
 """What clients may take of a server: connections, time, and memory for the answers on their way out.
 
-aiohttp bounds headers and pauses what it does not read, but a connection may stay silent for ever, and a client may
+aiohttp bounds headers and pauses what it does not read, but a connection may stay silent forever, and a client may
 open any number of them. Here a connection that has asked for nothing within a few seconds is closed, and when an
 address has too many, the oldest that never made a valid request makes room, or else the one that has been idle longest:
 a client that opens a thousand and stays silent keeps nobody out, whether it spoke once or never. Clients whose idle

@@ -46,7 +46,7 @@ def split_address(text: str) -> tuple[str, int]:
     """(host, port) of `host:port`, `[host]:port` or `host`.
 
     Raises:
-        ValueError: it is none of them.
+        ValueError: it is something else.
     """
     host, found, port = text.strip().rpartition(":")
     if not found or (":" in host and not host.startswith("[")):  # no port, or an IPv6 address without brackets
@@ -74,8 +74,8 @@ def resolve(servers: Servers) -> list[Address]:
     """Every server there is now, by address; hosts that cannot be resolved are left out.
 
     Raises:
-        TypeError: an address is no text.
-        ValueError: something is not an address, the file is no such list, or there are too many servers.
+        TypeError: an address is not a str.
+        ValueError: something is not an address, the file is not a list of them, or there are too many.
         OSError: the file cannot be read.
     """
     found: dict[tuple[str, int], Address] = {}
@@ -103,7 +103,9 @@ def _listed(servers: Servers) -> list[str]:
         lines = read_small(Path(servers).expanduser(), _MAX_LIST_BYTES).decode().splitlines()
         return [text for line in lines if (text := line.partition("#")[0].strip())]
     if not all(isinstance(each, str) for each in servers):
-        raise TypeError(f"{next(each for each in servers if not isinstance(each, str))!r} is not an address: a str is.")
+        raise TypeError(
+            f"{next(each for each in servers if not isinstance(each, str))!r} is not an address; expected a str."
+        )
     return list(servers)
 
 
@@ -111,8 +113,8 @@ def _listed(servers: Servers) -> list[str]:
 class Security:
     """How one side of a connection proves itself to the other, and what it demands of it.
 
-    On loopback nothing is needed. Beyond it a server wants TLS (`certificate`, `key`) and either a token or, by
-    `authority`, a certificate of each client.
+    On loopback nothing is needed. Anywhere else a server requires TLS (`certificate`, `key`), and either a token
+    or, with `authority`, a certificate of each client.
     """
 
     token_file: str | os.PathLike[str] | None = None
