@@ -278,7 +278,7 @@ def test_nothing_there_is_said_with_the_url(server: s3lite.Server, tmp_path: Pat
 
 
 def test_a_budget_below_one_shard_is_refused_at_open(server: s3lite.Server, tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match=r"its largest file has [\d,]+ bytes.*Give cache_bytes=[\d,]+ or more"):
+    with pytest.raises(StorageError, match=r"the largest file has [\d,]+ bytes.*Give cache_bytes=[\d,]+ or more"):
         opened(tmp_path, cache_bytes=100_000)
 
 

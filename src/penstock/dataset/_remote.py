@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.dataset._stage import find_scratch
 from penstock.errors import CorruptionError, ObjectMissing, StorageError
-from penstock.filesystem import is_url
+from penstock.filesystem import is_url, user_cache
 from penstock.shards import (
     Check,
     Io,
@@ -82,11 +82,9 @@ def default_cache() -> Path:
     scratch = find_scratch(_LEAST_SCRATCH_BYTES)
     if scratch is not None:
         return scratch.path / f"penstock-cache-{os.geteuid()}"
-    given, home = os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache")
-    base = next(filter(os.path.isabs, (given, home)), None)  # XDG says to ignore relative paths
-    if base is None:
+    if (cache := user_cache("datasets")) is None:
         raise StorageError("This user has no home, so there is no place for a cache. Give cache=, a folder on a disk.")
-    return Path(base, "penstock", "datasets")
+    return cache
 
 
 def open_folder(path: str | os.PathLike[str]) -> ShardFolder:

@@ -29,7 +29,7 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from penstock.errors import FormatError, PenstockError
+from penstock.errors import FormatError, PenstockError, StorageError
 from penstock.filesystem import (
     AlignedBuffers,
     DirectFile,
@@ -38,6 +38,7 @@ from penstock.filesystem import (
     is_url,
     local_path,
     storage_errors,
+    user_cache,
 )
 from penstock.preparation._records import KEY, SHELVES, TaskRecord
 from penstock.preparation._specification import Specification
@@ -58,13 +59,18 @@ _MAX_UNSYNCED = 4
 
 
 def folder_of(destination: str | os.PathLike[str]) -> Path:
-    """The folder in which a destination is prepared: itself, or a URL's work folder."""
+    """The folder in which a destination is prepared: itself, or a URL's work folder.
+
+    Raises:
+        StorageError: the user has no home for work folders.
+    """
     if not is_url(destination):
         return local_path(destination, "the destination").absolute()
     parts = urlsplit(os.fspath(destination))
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute()
+    if (cache := user_cache("prepare")) is None:
+        raise StorageError(f"{destination}: this user has no home for the work folder. Set XDG_CACHE_HOME.")
     names = [name for name in parts.path.split("/") if name not in ("", ".", "..")]
-    return cache.joinpath("penstock", "prepare", parts.scheme, parts.netloc, *names)
+    return cache.joinpath(parts.scheme, parts.netloc, *names)
 
 
 class WorkFolder:

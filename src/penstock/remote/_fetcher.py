@@ -16,8 +16,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import hashlib
+import json
 import logging
 import os
+import re
 import resource
 import secrets
 import socket
@@ -25,6 +29,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -45,6 +50,7 @@ from penstock.remote._store import Store, open_store
 from penstock.remote._uses import NEVER, Uses, choose_evictions
 from penstock.workers import Channel, SentError, guard_life_line
 
+CALLS_AT_ONCE = 32
 _AHEAD = 6
 """Files fetched ahead at once; each in many ranges."""
 _LEAD = 8
@@ -68,18 +74,45 @@ class Contents(Protocol):
 
     sizes: Mapping[str, int]
     """Bytes of each file, in the order of its number."""
+    etags: Mapping[str, str]
+    """Those that a file must still have when it was fetched; none of files that have checksums."""
 
     def find_damage(self, path: Path, name: str) -> list[Span]:
         """The bytes of a file at `path` that are not those of file `name`."""
         ...
 
 
+ReadContents = Callable[[Path], Contents]
+
+
+class Objects:
+    """Some objects that no manifest names: as large, and of the same ETags, as when they were opened.
+
+    Where an ETag is an MD5 (S3, in one part and without keys of its own), what arrived is compared with it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        described = json.loads((folder / MANIFEST_NAME).read_bytes())
+        self.sizes: Mapping[str, int] = {name: size for name, (size, _) in described.items()}
+        self.etags: Mapping[str, str] = {name: etag for name, (_, etag) in described.items()}
+
+    def find_damage(self, path: Path, name: str) -> list[Span]:
+        """All of a file, if its MD5 is another; nothing is told without one."""
+        etag = self.etags[name].strip('"')
+        if re.fullmatch("[0-9a-f]{32}", etag) is None:
+            return []
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        return [] if found == etag else [(0, self.sizes[name])]
+
+
 class CacheFolder(NamedTuple):
-    """Where a dataset is in a cache, and what that may hold."""
+    """Where a dataset is in a cache, what that may hold, and how to know the dataset's files."""
 
     path: str
     root: str
     budget_bytes: int
+    read_contents: ReadContents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,9 +169,6 @@ class _Run:
 class Fetcher:
     """The program of the process; the channel is told the address, once it can be reached."""
 
-    def __init__(self, read_contents: Callable[[Path], Contents]) -> None:
-        self._read_contents = read_contents
-
     def run(self, channel: Channel, life_line: int) -> None:
         """Serve until the owner is gone."""
         guard_life_line(life_line)
@@ -157,6 +187,7 @@ class Fetcher:
         self._runs: dict[str, _Run] = {}
         self._obtaining: dict[tuple[str, str], asyncio.Future[bool]] = {}
         self._downloader = Downloader()
+        self._callers = ThreadPoolExecutor(CALLS_AT_ONCE, thread_name_prefix="penstock-store")
         self._counts = {"num_hits": 0, "num_waits": 0, "wait_seconds": 0.0}
         self._noted_at: dict[tuple[str, str], float] = {}
         self._changed = asyncio.Event()
@@ -190,17 +221,34 @@ class Fetcher:
         finally:
             channel.close()
 
-    async def on_open(self, url: str, root: str, budget: int | None, environment: Mapping[str, str]) -> CacheFolder:
-        """The folder of the dataset as it is now; only the manifest is fetched.
-
-        The settings of stores are those of the process that asks, now: credentials may just have been corrected.
-        """
-        cache = await asyncio.to_thread(self._cache, root, budget)
-        replace_settings(environment)
+    async def on_connect(self, url: str, settings: Mapping[str, str]) -> None:
+        """Use these settings of stores, those of the process that asks: credentials may just have been corrected."""
+        for name in settings_of_stores().keys() - settings.keys():
+            del os.environ[name]
+        os.environ.update(settings)
         self._stores.pop(url, None)
         store = self._store(url)
         for each in self._folders.values():
             each.store = store if each.url == url else each.store
+
+    async def on_call(self, url: str, method: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
+        """What the store answers."""
+        ask = functools.partial(getattr(self._store(url), method), *arguments, **options)
+        answer = await self._loop.run_in_executor(self._callers, ask)
+        return bytes(answer) if isinstance(answer, memoryview) else answer
+
+    async def on_download(self, url: str, name: str, spans: Sequence[Span], path: Path) -> None:
+        """Write these bytes of an object to the same place of a file."""
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            await self._downloader.fetch(self._store(url), name, spans, descriptor)
+            await asyncio.to_thread(os.fsync, descriptor)
+        finally:
+            os.close(descriptor)
+
+    async def on_open(self, url: str, root: str, budget: int | None, read_contents: ReadContents) -> CacheFolder:
+        """The folder of the dataset as it is now; only the manifest is fetched."""
+        cache, store = await asyncio.to_thread(self._cache, root, budget), self._store(url)
         try:
             found = await asyncio.to_thread(store.get_whole, MANIFEST_NAME)
         except ObjectMissing as error:
@@ -209,13 +257,27 @@ class Fetcher:
                 "`penstock prepare` write the manifest last."
             ) from error
         assert found is not None, "there was no condition"
-        path = await asyncio.to_thread(cache.folder_for, url, found[0])
-        where = CacheFolder(str(path), root, cache.budget_bytes)
+        return await self._open(url, cache, found[0], read_contents)
+
+    async def on_open_objects(self, url: str, names: Sequence[str], root: str, budget: int | None) -> CacheFolder:
+        """A folder for some objects as they are now; one request for each, and nothing of them is fetched."""
+        cache, store = await asyncio.to_thread(self._cache, root, budget), self._store(url)
+        heads = await asyncio.gather(*(self._loop.run_in_executor(self._callers, store.head, name) for name in names))
+        described: dict[str, tuple[int, str]] = {}
+        for name, head in zip(names, heads, strict=True):
+            if head is None:
+                raise ObjectMissing(f"{url}/{name}: there is no such object. Check the URL.")
+            described[name] = head.size, head.etag or ""
+        return await self._open(url, cache, json.dumps(described).encode(), Objects)
+
+    async def _open(self, url: str, cache: Cache, manifest: bytes, read_contents: ReadContents) -> CacheFolder:
+        path = await asyncio.to_thread(cache.folder_for, url, manifest)
+        where = CacheFolder(str(path), str(cache.root), cache.budget_bytes, read_contents)
         folder = await self._folder(where)
         largest = max(folder.contents.sizes.values(), default=0)
         if largest > cache.budget_bytes:
             raise StorageError(
-                f"{url}: its largest file has {largest:,} bytes, and the cache may have {cache.budget_bytes:,}. Give "
+                f"{url}: the largest file has {largest:,} bytes, and the cache may have {cache.budget_bytes:,}. Give "
                 f"cache_bytes={2 * largest:,} or more."
             )
         return where
@@ -281,7 +343,7 @@ class Fetcher:
             path = Path(where.path)
             cache = await asyncio.to_thread(self._cache, where.root, where.budget_bytes)
             url = (path / URL_NAME).read_text()
-            contents = await asyncio.to_thread(self._read_contents, path)
+            contents = await asyncio.to_thread(where.read_contents, path)
             self._folders[where.path] = _Folder(path, url, self._store(url), cache, contents)
         return self._folders[where.path]
 
@@ -304,6 +366,8 @@ class Fetcher:
             await asyncio.sleep(_LOOK_SECONDS)
             claimed = folder.cache.claim(folder.path, name, size)
         descriptor, is_begun = claimed
+        etag = folder.contents.etags.get(name)
+        is_begun = is_begun and etag is None  # else nothing could be told of what is there
         try:
             if not is_begun:
                 os.ftruncate(descriptor, 0)
@@ -311,6 +375,10 @@ class Fetcher:
                 if not await asyncio.to_thread(folder.cache.reserve, descriptor, path, size, choose):
                     return False
             await self._fill(folder, name, descriptor, path, [] if is_begun else [(0, size)])
+            if etag is not None:
+                head = await self._loop.run_in_executor(self._callers, folder.store.head, name)
+                if head is None or head.etag != etag:
+                    raise _changed(folder)
             await asyncio.to_thread(folder.cache.finish, folder.path, name, descriptor)
         finally:
             os.close(descriptor)
@@ -352,7 +420,7 @@ class Fetcher:
             return ObjectMissing(
                 f"{folder.url}/{name}: the store has no such object. `penstock push` the dataset again."
             )
-        return DatasetChanged(f"{folder.url}: the dataset was replaced or removed since it was opened. Open it again.")
+        return _changed(folder)
 
     async def _fetch_ahead(self) -> None:
         """Keep files of all runs coming, those first that are needed first."""
@@ -452,16 +520,13 @@ class Fetcher:
         return found
 
 
+def _changed(folder: _Folder) -> DatasetChanged:
+    return DatasetChanged(f"{folder.url}: the dataset was replaced or removed since it was opened. Open it again.")
+
+
 def settings_of_stores() -> dict[str, str]:
     """The variables of this process that say how stores are reached."""
     return {name: value for name, value in os.environ.items() if name.lower().startswith(_SETTINGS)}
-
-
-def replace_settings(settings: Mapping[str, str]) -> None:
-    """Use these variables, and no others of this kind."""
-    for name in settings_of_stores().keys() - settings.keys():
-        del os.environ[name]
-    os.environ.update(settings)
 
 
 def is_same_user(end: socket.socket) -> bool:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, Self
 
 from penstock.errors import CorruptionError, StoreError
-from penstock.remote._apart import CALLS_AT_ONCE
+from penstock.remote._fetcher import CALLS_AT_ONCE
 from penstock.remote._store import Store
 
 _FILES_AT_ONCE = 4

@@ -38,6 +38,7 @@ class DatasetContents:
         if manifest.provenance is not None:
             sizes[manifest.provenance.name] = manifest.provenance.num_bytes
         self.sizes: Mapping[str, int] = sizes
+        self.etags: Mapping[str, str] = {}
 
     def find_damage(self, path: Path, name: str) -> list[Span]:
         """The bytes of a file at `path` that are not those of file `name`."""
