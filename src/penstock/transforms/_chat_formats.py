@@ -16,6 +16,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from penstock.transforms._transform import BadValue
+
 ChatFormat = Literal["messages", "sharegpt", "prompt", "preference"]
 COMPLETION = "completion"
 ANSWERS = ("chosen", "rejected")
@@ -55,14 +57,6 @@ def guess_format(known: Collection[str], wrong: ChatFormat | None) -> str:
             held = " and ".join(map(repr, columns))
             return f" The rows hold {held}: that is chat_format={format!r} (--chat-format {format})."
     return ""
-
-
-class BadConversation(ValueError):
-    """A value that is not a conversation, counted under `reason`."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +103,7 @@ class ChatLayout:
         """One conversation of a row; `as_text` if no template will render it.
 
         Raises:
-            BadConversation: the row holds something else.
+            BadValue: the row holds something else.
         """
         if self.format == "messages":
             return Dialogue(parse_messages(self.column, row[self.column]))
@@ -123,7 +117,7 @@ class ChatLayout:
 def _read_answer(row: Mapping[str, Any], side: str) -> Dialogue:
     """A conversation that includes its prompt: what chosen and rejected have in common."""
     if any(isinstance(row[name], str) and not row[name].lstrip().startswith("[") for name in ANSWERS):
-        raise BadConversation(
+        raise BadValue(
             "wrong_type",
             f"Column {side!r} holds text without a prompt; say which column holds the prompts: column='prompt' "
             "(--column prompt).",
@@ -141,7 +135,7 @@ def _join(prompt_column: str, prompt: Any, column: str, completion: Any, as_text
     given = _as_messages(prompt_column, prompt, "user")
     said = _as_messages(column, completion, "assistant")
     if said[0]["role"] in ("system", "user"):
-        raise BadConversation(
+        raise BadValue(
             "wrong_type",
             f"Column {column!r} begins with a message of the {said[0]['role']}, so it includes the prompt. Leave out "
             "the prompt's column (column='').",
@@ -153,9 +147,9 @@ def _as_text(column: str, value: Any) -> str:
     if isinstance(value, bytes):
         value = value.decode("utf-8", "surrogateescape")
     if value is None:
-        raise BadConversation("null", f"Column {column!r} is null.")
+        raise BadValue("null", f"Column {column!r} is null.")
     if not isinstance(value, str):
-        raise BadConversation(
+        raise BadValue(
             "wrong_type",
             f"Column {column!r} holds {value!r:.60}, not text. For messages, give a chat template: chat_template=True "
             "(--chat-template own).",
@@ -175,11 +169,9 @@ def parse_messages(column: str, value: Any) -> list[dict[str, Any]]:
     for message in messages:
         if not isinstance(message.get("role"), str):
             hint = " ShareGPT's layout is chat_format='sharegpt' (--chat-format sharegpt)." if "from" in message else ""
-            raise BadConversation(
-                "wrong_type", f"Column {column!r} has a message without a role: {message!r:.80}.{hint}"
-            )
+            raise BadValue("wrong_type", f"Column {column!r} has a message without a role: {message!r:.80}.{hint}")
         if all(each is None for key, each in message.items() if key != "role"):
-            raise BadConversation("empty", f"Column {column!r} has a message without content: {message!r:.80}")
+            raise BadValue("empty", f"Column {column!r} has a message without content: {message!r:.80}")
     is_filled = not isinstance(value, (str, bytes))
     return [_read_message(message, is_filled) for message in messages]
 
@@ -188,20 +180,20 @@ def _read_turn(column: str, turn: Mapping[str, Any]) -> dict[str, Any]:
     speaker = turn.get("from")
     if speaker not in _SPEAKERS:
         known = ", ".join(_SPEAKERS)
-        raise BadConversation("wrong_type", f"Column {column!r} has a turn from {speaker!r}; the speakers are {known}.")
+        raise BadValue("wrong_type", f"Column {column!r} has a turn from {speaker!r}; the speakers are {known}.")
     if not isinstance(turn.get("value"), str):
-        raise BadConversation("empty", f"Column {column!r} has a turn without a value: {turn!r:.80}")
+        raise BadValue("empty", f"Column {column!r} has a turn without a value: {turn!r:.80}")
     return {"role": _SPEAKERS[speaker], "content": turn["value"]}
 
 
 def _list_of_objects(column: str, value: Any) -> list[dict[str, Any]]:
     messages = parse_json(column, value)
     if messages is None:
-        raise BadConversation("null", f"Column {column!r} is null.")
+        raise BadValue("null", f"Column {column!r} is null.")
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise BadConversation("wrong_type", f"Column {column!r} holds {messages!r:.60}, not a list of messages.")
+        raise BadValue("wrong_type", f"Column {column!r} holds {messages!r:.60}, not a list of messages.")
     if not messages:
-        raise BadConversation("empty", f"Column {column!r} is a conversation without messages.")
+        raise BadValue("empty", f"Column {column!r} is a conversation without messages.")
     return messages
 
 
@@ -212,7 +204,7 @@ def parse_json(column: str, value: Any) -> Any:
     try:
         return json.loads(value)
     except ValueError as error:
-        raise BadConversation("wrong_type", f"Column {column!r} is text that is not JSON: {error}.") from None
+        raise BadValue("wrong_type", f"Column {column!r} is text that is not JSON: {error}.") from None
 
 
 def _read_message(message: dict[str, Any], is_filled: bool) -> dict[str, Any]:

@@ -23,7 +23,6 @@ from typing import Any, Literal
 from penstock.sources import Records
 from penstock.transforms._chat_formats import (
     ASSISTANTS,
-    BadConversation,
     ChatLayout,
     Continuation,
     Dialogue,
@@ -34,7 +33,7 @@ from penstock.transforms._chat_template import ChatTemplate, TemplateRenderer
 from penstock.transforms._pictures import Picture, PictureReader, PictureSettings, expand
 from penstock.transforms._special_tokens import REASON, Guard, has_mark, strip_marks
 from penstock.transforms._template_sandbox import BEGIN_MARK, END_MARK, TemplateRefused
-from penstock.transforms._transform import BadRows, find_column, is_arrow
+from penstock.transforms._transform import BadRows, BadValue, find_column, is_arrow
 
 LossOn = Literal["assistant", "last"]
 _ASSISTANT = "assistant"
@@ -124,7 +123,7 @@ class ConversationReader:
         except TemplateRefused as error:
             column = side or layout.column
             bad.add(place, "chat_template", f"Column {column!r}: the chat template refuses this conversation: {error}.")
-        except BadConversation as error:
+        except BadValue as error:
             bad.add(place, error.reason, str(error))
         return None
 
@@ -159,9 +158,7 @@ def _check_text(conversation: Conversation) -> Conversation:
     try:
         conversation.text.encode()
     except UnicodeEncodeError:
-        raise BadConversation(
-            "invalid_utf8", "The conversation has a lone surrogate, which UTF-8 cannot encode."
-        ) from None
+        raise BadValue("invalid_utf8", "The conversation has a lone surrogate, which UTF-8 cannot encode.") from None
     return conversation
 
 
@@ -170,7 +167,7 @@ def _continue(given: Continuation, guard: Guard | None) -> Conversation:
     text = given.prompt + given.completion
     found = guard.find([text]) if guard is not None else []
     if found and guard is not None and guard.policy == "refuse":
-        raise BadConversation(REASON, f"The row contains the special token {found[0]!r}.")
+        raise BadValue(REASON, f"The row contains the special token {found[0]!r}.")
     spans = ((len(given.prompt), len(text)),) if given.completion else ()
     return Conversation(text, spans, ends_with_assistant=True, num_spelled=len(found))
 
@@ -181,10 +178,10 @@ def _keep_apart(renderer: TemplateRenderer, messages: list[Any], tools: Any) -> 
     if guard is None:
         return messages, tools, 0
     if has_mark(given):
-        raise BadConversation("chat_template", "The conversation contains U+FDD2 or U+FDD3, which mark special tokens.")
+        raise BadValue("chat_template", "The conversation contains U+FDD2 or U+FDD3, which mark special tokens.")
     found = guard.find(given)
     if found and guard.policy == "refuse":
-        raise BadConversation(REASON, f"The conversation contains the special token {found[0]!r}.")
+        raise BadValue(REASON, f"The conversation contains the special token {found[0]!r}.")
     defused = guard.defuse(given)
     if defused != given and strip_marks(renderer.render_plain(*defused)) != renderer.render_plain(messages, tools):
         shown = repr(found[0]) if found else "a part of one"

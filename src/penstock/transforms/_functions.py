@@ -24,7 +24,7 @@ from penstock.errors import SchemaError, TransformFailed
 from penstock.identity import import_function, name_function, source_digest
 from penstock.schema import Schema
 from penstock.sources import Records
-from penstock.transforms._transform import BadRows, OpenTransform, Output, is_arrow, is_number, numbers_of
+from penstock.transforms._transform import BadRows, OpenTransform, Output, Transform, is_arrow, is_number, numbers_of
 
 VERSION = 1
 SOURCE_KEY = "__source__"
@@ -34,7 +34,7 @@ _Made = tuple[dict[str, Any], NDArray[np.int64]]
 
 
 @dataclass(frozen=True, slots=True)
-class FunctionTransform:
+class FunctionTransform(Transform):
     """Run a function over batches of rows.
 
     Raises:
@@ -78,19 +78,6 @@ class FunctionTransform:
             "function_version": self.version,
             "types": None if self.types is None else dict(self.types),
         }
-
-    @property
-    def attributes(self) -> dict[str, Any]:
-        return {}
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return ()
-
-    @property
-    def input_columns(self) -> tuple[str, ...] | None:
-        """All of them: a function may read any."""
-        return None
 
     def columns(self) -> dict[str, str] | None:
         return None if self.types is None else dict(self.types)

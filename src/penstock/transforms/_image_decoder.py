@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from penstock.errors import MissingExtra
+from penstock.transforms._transform import BadValue
 
 # Formats whose decoders are part of Pillow or of libraries it ships; PostScript, for example, would start Ghostscript.
 _PLUGINS = {
@@ -42,14 +43,6 @@ _MAX_SCANNED_PIXELS = 16 * 89_478_485
 """Pixels times scans, about two seconds of work: sixteen scans of the largest image. Encoders write about ten."""
 _NEXT_MARKER = re.compile(b"\xff[^\x00\xd0-\xd7\xff]")
 _START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
-
-
-class BadImage(ValueError):
-    """An image that cannot be used, counted under `reason`."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +109,7 @@ class ImageDecoder:
         """The image, decoded, turned and scaled.
 
         Raises:
-            BadImage: it is corrupt, too large, or of a kind that is not supported.
+            BadValue: it is corrupt, too large, or of a kind that is not supported.
         """
         with _wrap_failures(self.pillow):
             image = self._open(encoded)
@@ -131,7 +124,7 @@ class ImageDecoder:
         """The bytes themselves, after decoding them as small as their format allows.
 
         Raises:
-            BadImage: as from `decode`.
+            BadValue: as from `decode`.
         """
         with _wrap_failures(self.pillow):
             image = self._open(encoded)
@@ -143,7 +136,7 @@ class ImageDecoder:
         """Height and width of the image when upright, from its header.
 
         Raises:
-            BadImage: as from `decode`, but damage behind the header goes unnoticed.
+            BadValue: as from `decode`, but damage behind the header goes unnoticed.
         """
         with _wrap_failures(self.pillow):
             image = self._open(encoded)
@@ -158,7 +151,7 @@ class ImageDecoder:
 
     def _open(self, encoded: bytes | memoryview) -> Any:
         if not len(encoded):
-            raise BadImage("corrupt_image", "no bytes")
+            raise BadValue("corrupt_image", "no bytes")
         image = self.pillow.open(io.BytesIO(encoded), formats=self._formats)
         num_pixels = image.size[0] * image.size[1]
         if num_pixels > self._settings.max_pixels:
@@ -166,7 +159,7 @@ class ImageDecoder:
         if image.format == "TIFF":
             _check_tiles(image, self._settings.max_pixels)
         if image.mode not in _EIGHT_BIT:
-            raise BadImage(
+            raise BadValue(
                 "unsupported_image", f"pixels of mode {image.mode!r}, not of 8 bits; scale them with a function"
             )
         if image.format in ("JPEG", "MPO"):
@@ -248,7 +241,7 @@ def _check_scans(encoded: bytes, num_pixels: int) -> None:
         return
     num_scans = _count_scans(encoded, limit)
     if num_scans > limit:
-        raise BadImage("too_many_scans", f"more than {limit:,} scans of {num_pixels:,} pixels")
+        raise BadValue("too_many_scans", f"more than {limit:,} scans of {num_pixels:,} pixels")
 
 
 def _count_scans(encoded: bytes, limit: int) -> int:
@@ -263,21 +256,21 @@ def _count_scans(encoded: bytes, limit: int) -> int:
     return num_scans
 
 
-def _too_large(found: str, limit: int) -> BadImage:
-    return BadImage("too_many_pixels", f"{found}; max_pixels allows {limit:,}")
+def _too_large(found: str, limit: int) -> BadValue:
+    return BadValue("too_many_pixels", f"{found}; max_pixels allows {limit:,}")
 
 
 @contextmanager
 def _wrap_failures(pillow: Any) -> Iterator[None]:
-    """Turn whatever a decoder raises into `BadImage`."""
+    """Turn whatever a decoder raises into `BadValue`."""
     try:
         yield
-    except (BadImage, MemoryError):
+    except (BadValue, MemoryError):
         raise
     except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
-        raise BadImage("too_many_pixels", str(error)) from None
+        raise BadValue("too_many_pixels", str(error)) from None
     except Exception as error:  # noqa: BLE001 (decoders raise nearly anything on broken input)
-        raise BadImage("corrupt_image", f"{type(error).__name__}: {_shorten(error)}") from None
+        raise BadValue("corrupt_image", f"{type(error).__name__}: {_shorten(error)}") from None
 
 
 def _shorten(error: Exception) -> str:

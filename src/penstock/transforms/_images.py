@@ -12,8 +12,7 @@ ignores it, and so does `orientation="ignore"`.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -23,17 +22,9 @@ from numpy.typing import NDArray
 from penstock.errors import check_choice
 from penstock.schema import Ragged
 from penstock.sources import Records
-from penstock.transforms._image_decoder import FILTERS, BadImage, ImageDecoder, ImageSettings, quiet_decoding
-from penstock.transforms._keep import Keep, check_keep, infer_types, read_kept, take_kept
-from penstock.transforms._transform import (
-    BadRows,
-    OpenTransform,
-    Output,
-    find_column,
-    is_arrow,
-    read_byte_column,
-    row_bytes,
-)
+from penstock.transforms._image_decoder import FILTERS, ImageDecoder, ImageSettings, quiet_decoding
+from penstock.transforms._keep import Keep, Keeping, OpenKeeping
+from penstock.transforms._transform import BadRows, OpenTransform, apply, list_encoded
 
 FIRST_FRAMES = "animations_of_which_only_the_first_frame_was_taken"
 VERSION = 1
@@ -45,7 +36,7 @@ Store = Literal["pixels", "jpeg", "as_is"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeImage:
+class DecodeImage(Keeping):
     """Turn a column of encoded images into pixels or JPEGs.
 
     Raises:
@@ -89,9 +80,7 @@ class DecodeImage:
         self._check_size()
         _check_range("max_pixels", self.max_pixels, 1, DEFAULT_MAX_PIXELS)
         _check_range("quality", self.quality, 1, 95)
-        pairs = check_keep(self.keep or (), _made_columns(self.settings))
-        if self.keep is not None and all(spec for _, spec in pairs):
-            object.__setattr__(self, "_types", dict(pairs))
+        self.check_kept(_made_columns(self.settings))
 
     def _check_size(self) -> None:
         if self.store == "as_is" and self.mode != "keep":
@@ -122,17 +111,17 @@ class DecodeImage:
     @property
     def identity(self) -> dict[str, Any]:
         """Every option; not the version of Pillow, whose pixels have not changed for years."""
-        keep = None if self.keep is None else [list(pair) for pair in check_keep(self.keep, ())]
-        return {"transform": "DecodeImage", "version": VERSION, **self.settings.to_json(), "keep": keep}
+        return {
+            "transform": "DecodeImage",
+            "version": VERSION,
+            **self.settings.to_json(),
+            "keep": self.kept_identity,
+        }
 
     @property
     def attributes(self) -> dict[str, Any]:
         settings = self.settings.to_json()
         return {"images": {key: settings[key] for key in ("column", "size", "mode", "store", "channels")}}
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return ()
 
     @property
     def input_columns(self) -> tuple[str, ...] | None:
@@ -143,41 +132,28 @@ class DecodeImage:
         """The image, its shape if sizes differ, and kept columns."""
         return None if self._types is None else {**_made_columns(self.settings), **self._types}
 
-    def before_run(self, sample: Iterable[Records]) -> DecodeImage:
-        """The same, with kept columns and their types inferred from the first records."""
-        first = next((records for records in sample if records.num_rows), None)
-        if self._types is not None or first is None:
-            return self
-        names = [name for name in ("label",) if name in first.columns] if self.keep is None else self.keep
-        ready = copy.copy(self)
-        object.__setattr__(ready, "_types", infer_types(check_keep(names, ()), first))
-        return ready
+    def choose_kept(self, first: Records) -> Keep:
+        """The label, unless columns are named."""
+        return [name for name in ("label",) if name in first.columns] if self.keep is None else self.keep
 
     def open(self) -> OpenTransform:
         return _OpenDecodeImage(self)
 
 
-class _OpenDecodeImage:
+class _OpenDecodeImage(OpenKeeping):
     """Turns encoded images into what the settings say: one array, or a list of byte strings."""
 
     def __init__(self, transform: DecodeImage) -> None:
-        self._transform = transform
+        super().__init__(transform)
         self._settings = transform.settings
         self._decoder = ImageDecoder(self._settings)
 
-    def __call__(self, records: Records) -> Output:
-        self._transform = self._transform.before_run([records])
-        columns = self._transform.columns() or {}
-        types = {name: spec for name, spec in columns.items() if name not in _made_columns(self._settings)}
-        bad = BadRows(records)
-        kept = read_kept(records, types, bad)
-        images = _list_images(records, self._settings.column, bad)
+    def make(self, records: Records, bad: BadRows) -> tuple[dict[str, Any], dict[str, int]]:
         before = self._decoder.num_animations
         with quiet_decoding(self._decoder.pillow):
-            made = self._make(images, bad)
-        places, num_animations = bad.good_places(), self._decoder.num_animations - before
-        noticed = {FIRST_FRAMES: num_animations} if num_animations else {}
-        return Output({**made, **take_kept(kept, places, records.num_rows)}, places, bad.errors(), noticed)
+            made = self._make(list_encoded(records, self._settings.column, bad), bad)
+        num_animations = self._decoder.num_animations - before
+        return made, {FIRST_FRAMES: num_animations} if num_animations else {}
 
     def _make(self, images: list[memoryview], bad: BadRows) -> dict[str, Any]:
         name = self._settings.column
@@ -192,16 +168,7 @@ class _OpenDecodeImage:
         return {name: _stack(decoded, np.empty((len(images), *shape), np.uint8))}
 
     def _apply(self, work: Callable[[memoryview], Any], images: list[memoryview], bad: BadRows) -> Iterator[Any]:
-        """The result of `work` for each image; if it refuses an image, the row becomes bad."""
-        for place, encoded in enumerate(images):
-            if place in bad:
-                continue
-            try:
-                made = work(encoded)
-            except BadImage as error:
-                bad.add(place, error.reason, f"Column {self._settings.column!r} is not a usable image: {error}.")
-            else:
-                yield made
+        return apply(work, images, bad, f"Column {self._settings.column!r} is not a usable image")
 
     def _flatten(self, decoded: Iterator[Any]) -> dict[str, Any]:
         arrays: list[NDArray[np.uint8]] = [np.asarray(image) for image in decoded]
@@ -218,28 +185,6 @@ def _stack(decoded: Iterator[Any], stacked: NDArray[np.uint8]) -> NDArray[np.uin
         stacked[count] = np.asarray(image).reshape(stacked.shape[1:])
         count += 1
     return stacked[:count]
-
-
-def _list_images(records: Records, name: str, bad: BadRows) -> list[memoryview]:
-    """Encoded images, not copied."""
-    column = find_column(records, name)
-    rows = read_byte_column(name, _unwrap(name, column, bad) if is_arrow(column) else column, bad)
-    return [row_bytes(rows, place) for place in range(len(rows))]
-
-
-def _unwrap(name: str, column: Any, bad: BadRows) -> Any:
-    """The column of bytes; Hugging Face stores an image as `{"bytes": …, "path": …}`, sometimes with only the path."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    if not pa.types.is_struct(column.type) or column.type.get_field_index("bytes") < 0:
-        return column
-    encoded = pc.struct_field(column, "bytes")
-    if encoded.null_count and column.type.get_field_index("path") >= 0:
-        for place, path in enumerate(pc.struct_field(column, "path").to_pylist()):
-            if path is not None and not encoded[place].is_valid:
-                bad.add(place, "null", f"Column {name!r} has no bytes but the path {path!r}. Give the image files.")
-    return encoded
 
 
 def _made_columns(settings: ImageSettings) -> dict[str, str]:

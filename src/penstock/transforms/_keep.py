@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from penstock.sources import Records
 from penstock.transforms._transform import (
     BadRows,
     Output,
+    Transform,
     find_absent,
     find_column,
     is_arrow,
@@ -51,6 +52,62 @@ def check_keep(keep: Keep, made: Iterable[str]) -> tuple[tuple[str, str | None],
             raise ValueError(f"keep: {name!r} is a column that the transform writes itself, or is named twice.")
         taken.add(name)
     return pairs
+
+
+class Keeping(Transform, Protocol):
+    """A transform that also stores columns of the source; their types, unless given, come from the first rows."""
+
+    __slots__ = ()
+    keep: Keep | None
+    _types: dict[str, str] | None
+
+    def check_kept(self, made: Iterable[str] = ()) -> None:
+        """Refuse to keep what the transform itself makes; take the types if all are given."""
+        pairs = check_keep(self.keep or (), made)
+        if self.keep is not None and all(spec for _, spec in pairs):
+            object.__setattr__(self, "_types", dict(pairs))
+
+    @property
+    def kept_identity(self) -> list[list[str | None]] | None:
+        """What is kept, as JSON."""
+        return None if self.keep is None else [list(pair) for pair in check_keep(self.keep, ())]
+
+    @property
+    def types(self) -> dict[str, str] | None:
+        """Types of the kept columns; None until they are known."""
+        return self._types
+
+    def choose_kept(self, first: Records) -> Keep:
+        """What to keep of records like these."""
+        return self.keep or ()
+
+    def before_run(self, sample: Iterable[Records]) -> Self:
+        """The same, with types inferred from the first records if they were not given."""
+        first = next((records for records in sample if records.num_rows), None)
+        if self._types is not None or first is None:
+            return self
+        ready = copy.copy(self)
+        object.__setattr__(ready, "_types", infer_types(check_keep(ready.choose_kept(first), ()), first))
+        return ready
+
+
+class OpenKeeping:
+    """Makes samples: nothing but what is kept, unless `make` adds to it."""
+
+    def __init__(self, transform: Keeping) -> None:
+        self._transform = transform
+
+    def __call__(self, records: Records) -> Output:
+        self._transform = self._transform.before_run([records])
+        bad = BadRows(records)
+        kept = read_kept(records, self._transform.types or {}, bad)
+        made, noticed = self.make(records, bad)
+        places = bad.good_places()
+        return Output({**made, **take_kept(kept, places, records.num_rows)}, places, bad.errors(), noticed)
+
+    def make(self, records: Records, bad: BadRows) -> tuple[dict[str, Any], dict[str, int]]:
+        """Further columns of the good rows, and counts of what users should know."""
+        return {}, {}
 
 
 def infer_types(keep: Iterable[tuple[str, str | None]], records: Records) -> dict[str, str]:
@@ -258,7 +315,7 @@ def _is_exact(array: NDArray[Any], converted: NDArray[Any]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class KeepColumns:
+class KeepColumns(Keeping):
     """Store columns as they are; what `prepare` does when no transform is given.
 
     >>> KeepColumns({"score": "float32"}).columns()
@@ -271,18 +328,11 @@ class KeepColumns:
     _left_out: tuple[str, ...] = field(default=(), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        pairs = check_keep(self.keep or (), ())
-        if pairs and all(spec for _, spec in pairs):
-            object.__setattr__(self, "_types", dict(pairs))
+        self.check_kept()
 
     @property
     def identity(self) -> dict[str, Any]:
-        keep = None if self.keep is None else [list(pair) for pair in check_keep(self.keep, ())]
-        return {"transform": "KeepColumns", "version": 1, "keep": keep}
-
-    @property
-    def attributes(self) -> dict[str, Any]:
-        return {}
+        return {"transform": "KeepColumns", "version": 1, "keep": self.kept_identity}
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -297,20 +347,22 @@ class KeepColumns:
         """Types as given, or as `before_run` found them."""
         return self._types
 
-    def before_run(self, sample: Iterable[Records]) -> KeepColumns:
-        """The same, with types inferred from the first records if none were given."""
-        first = next((records for records in sample if records.num_rows), None)
-        if self._types is not None or first is None:
-            return self
-        known = copy.copy(self)
-        if self.keep is None:
-            left_out = tuple(name for name in first.columns if _is_bookkeeping(name))
-            object.__setattr__(known, "_left_out", left_out)
-            pairs = _check_all([name for name in first.columns if name not in left_out])
-        else:
-            pairs = check_keep(self.keep, ())
-        object.__setattr__(known, "_types", infer_types(pairs, first))
-        return known
+    def choose_kept(self, first: Records) -> Keep:
+        """All columns, unless some are named; notes which are left out."""
+        if self.keep is not None:
+            return self.keep
+        left_out = tuple(name for name in first.columns if _is_bookkeeping(name))
+        object.__setattr__(self, "_left_out", left_out)
+        names = [name for name in first.columns if name not in left_out]
+        try:
+            check_keep(names, ())
+        except SchemaError as error:
+            raise SchemaError(
+                f"{error} Name the columns to keep (keep=, --keep), or rename it: in a CSV file with header=True and "
+                "names= (--header --names), in a tar with typed_members=True (--typed-members), otherwise with a "
+                "function."
+            ) from None
+        return names
 
     def open(self) -> _OpenKeepColumns:
         return _OpenKeepColumns(self)
@@ -319,16 +371,6 @@ class KeepColumns:
 def _is_bookkeeping(name: str) -> bool:
     """Whether a column is not part of the data: the index of pandas (unnamed in CSV), the keys of WebDataset."""
     return not name or name.startswith("__")
-
-
-def _check_all(names: list[str]) -> tuple[tuple[str, str | None], ...]:
-    try:
-        return check_keep(names, ())
-    except SchemaError as error:
-        raise SchemaError(
-            f"{error} Name the columns to keep (keep=, --keep), or rename it: in a CSV file with header=True and "
-            "names= (--header --names), in a tar with typed_members=True (--typed-members), otherwise with a function."
-        ) from None
 
 
 def _check_known(records: Records, types: Mapping[str, str]) -> None:
@@ -348,16 +390,8 @@ def _is_empty(column: Any) -> bool:
     return all(value is None for value in column)
 
 
-class _OpenKeepColumns:
-    def __init__(self, transform: KeepColumns) -> None:
-        self._transform = transform
-
-    def __call__(self, records: Records) -> Output:
-        self._transform = self._transform.before_run([records])
-        types = self._transform.columns() or {}
+class _OpenKeepColumns(OpenKeeping):
+    def make(self, records: Records, bad: BadRows) -> tuple[dict[str, Any], dict[str, int]]:
         if self._transform.keep is None:
-            _check_known(records, types)
-        bad = BadRows(records)
-        kept = read_kept(records, types, bad)
-        places = bad.good_places()
-        return Output(take_kept(kept, places, records.num_rows), places, bad.errors())
+            _check_known(records, self._transform.types or {})
+        return {}, {}

@@ -23,11 +23,11 @@ import numpy as np
 
 from penstock.errors import PenstockError
 from penstock.sources import read_file
-from penstock.transforms._chat_formats import BadConversation
-from penstock.transforms._image_decoder import BadImage, ImageDecoder, quiet_decoding
+from penstock.transforms._image_decoder import ImageDecoder, quiet_decoding
 from penstock.transforms._images import DecodeImage
 from penstock.transforms._processors import Expansion, expansion_identity
 from penstock.transforms._special_tokens import strip_marks
+from penstock.transforms._transform import BadValue
 
 MAX_PICTURE_BYTES = 256 << 20
 _PICTURES = ("image", "image_url")
@@ -90,13 +90,13 @@ class PictureReader:
         """The messages with bare parts, and their pictures in order; `beside` are those of the row's own column.
 
         Raises:
-            BadConversation: a picture is missing, broken or too large, or a part is of another kind.
+            BadValue: a picture is missing, broken or too large, or a part is of another kind.
         """
         waiting = iter(_listed(beside))
         found: list[Picture] = []
         bare = [self._take(message, waiting, found) for message in messages]
         if next(waiting, None) is not None:
-            raise BadConversation(
+            raise BadValue(
                 "missing_image", f"Column {self._settings.column!r} has more pictures than the messages have parts."
             )
         return bare, tuple(found)
@@ -109,7 +109,7 @@ class PictureReader:
         for part in content:
             kind = part.get("type") if isinstance(part, dict) else None
             if kind in _OTHERS:
-                raise BadConversation("unsupported_media", f"A message has a part of type {kind!r}; pictures are read.")
+                raise BadValue("unsupported_media", f"A message has a part of type {kind!r}; pictures are read.")
             if kind in _PICTURES:
                 found.append(self._read(_source_of(part, waiting), len(found)))
                 part = {"type": "image"}
@@ -122,10 +122,10 @@ class PictureReader:
             with quiet_decoding(self._decoder.pillow):
                 height, width = self._decoder.measure(encoded)
             self._settings.expansion.text(height, width)
-        except BadImage as error:
-            raise BadConversation(error.reason, f"Picture {number} {_named(source)}: {error}") from None
+        except BadValue as error:
+            raise BadValue(error.reason, f"Picture {number} {_named(source)}: {error}") from None
         except ValueError as error:
-            raise BadConversation("unsupported_image", f"Picture {number} {_named(source)}: {error}") from None
+            raise BadValue("unsupported_image", f"Picture {number} {_named(source)}: {error}") from None
         return Picture(encoded, height, width)
 
     def _fetch(self, source: Any, number: int) -> bytes:
@@ -134,7 +134,7 @@ class PictureReader:
         if isinstance(source, (bytes, bytearray)) and source:
             return bytes(source)
         if not isinstance(source, str) or not source or "\0" in source:
-            raise BadConversation("missing_image", f"Picture {number} has neither bytes nor a path.")
+            raise BadValue("missing_image", f"Picture {number} has neither bytes nor a path.")
         if source.startswith("data:"):
             source = source.partition(",")[2]
             return _decode_base64(source, number)
@@ -142,16 +142,16 @@ class PictureReader:
         try:
             encoded = read_file(path, MAX_PICTURE_BYTES + 1)
         except (OSError, PenstockError) as error:
-            raise BadConversation("missing_image", f"Picture {number} cannot be read: {error}") from None
+            raise BadValue("missing_image", f"Picture {number} cannot be read: {error}") from None
         if len(encoded) > MAX_PICTURE_BYTES:
-            raise BadConversation("image_too_large", f"Picture {number}: {path} has over {MAX_PICTURE_BYTES:,} bytes.")
+            raise BadValue("image_too_large", f"Picture {number}: {path} has over {MAX_PICTURE_BYTES:,} bytes.")
         return encoded
 
     def _place(self, source: str, number: int) -> str:
         """Where a path or URL leads, which must be below the root."""
         root = self._settings.root
         if root is None:
-            raise BadConversation(
+            raise BadValue(
                 "missing_image",
                 f"Picture {number} is the path {source!r:.80}. Say where paths lead: media_root= (--media-root); "
                 "nothing outside it is read.",
@@ -165,7 +165,7 @@ class PictureReader:
             path = clean = os.path.realpath(os.path.join(root, source.removeprefix("file://")))
             is_below = os.path.commonpath([os.path.realpath(root), path]) == os.path.realpath(root)
         if not is_below:
-            raise BadConversation(
+            raise BadValue(
                 "missing_image",
                 f"Picture {number}, {source!r:.80}, is not below media_root={root!r}, so it is not read.",
             )
@@ -189,7 +189,7 @@ def _decode_base64(text: str, number: int) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise BadConversation("corrupt_image", f"Picture {number} is not base64: {error}.") from None
+        raise BadValue("corrupt_image", f"Picture {number} is not base64: {error}.") from None
 
 
 def _named(source: Any) -> str:
@@ -201,11 +201,11 @@ def expand(text: str, spans: tuple[tuple[int, int], ...], placeholder: str, said
     """A text with each placeholder replaced by what the processor says, and spans moved along.
 
     Raises:
-        BadConversation: the template wrote another number of placeholders than there are pictures.
+        BadValue: the template wrote another number of placeholders than there are pictures.
     """
     pieces = text.split(placeholder)
     if len(pieces) - 1 != len(said):
-        raise BadConversation(
+        raise BadValue(
             "chat_template",
             f"The chat template wrote {len(pieces) - 1} placeholders {strip_marks(placeholder)!r} for "
             f"{len(said)} pictures. Use the template of this processor, and parts of type 'image'.",

@@ -17,9 +17,9 @@ rows are examined one by one only if the check fails.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ from penstock.sources import Records, RowError
 
 _EXCERPT = 60
 _SHOWN_FIELDS = 8
+_Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,6 +63,8 @@ class OpenTransform(Protocol):
 class Transform(Protocol):
     """A description of how rows become samples; picklable, a few hundred bytes where possible."""
 
+    __slots__ = ()
+
     @property
     def identity(self) -> dict[str, Any]:
         """Everything that decides the output, as JSON: kept in the manifest, and compared to detect stale data."""
@@ -70,17 +73,17 @@ class Transform(Protocol):
     @property
     def attributes(self) -> dict[str, Any]:
         """What readers of the data need, as JSON for the manifest: tokenizer, vocabulary size, ids."""
-        ...
+        return {}
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences to show about this run; they depend on what is installed, so they are not in the manifest."""
-        ...
+        return ()
 
     @property
     def input_columns(self) -> tuple[str, ...] | None:
         """Columns of the source that are read; None for all of them."""
-        ...
+        return None
 
     def columns(self) -> dict[str, str] | None:
         """Types of the output columns, as `DatasetWriter` takes them; None if only the first output will tell."""
@@ -93,6 +96,14 @@ class Transform(Protocol):
     def open(self) -> OpenTransform:
         """Load what is needed; called once in each worker process."""
         ...
+
+
+class BadValue(ValueError):
+    """A value that cannot be used, counted under `reason`."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class BadRows:
@@ -186,6 +197,45 @@ def read_bytes(records: Records, name: str, bad: BadRows) -> Ragged:
 def read_byte_column(name: str, column: Any, bad: BadRows) -> Ragged:
     """Like `read_bytes`, for a column that was already looked up."""
     return _read_arrow(name, column, bad) if is_arrow(column) else _read_list(name, column, bad)
+
+
+def list_encoded(records: Records, name: str, bad: BadRows) -> list[memoryview]:
+    """Encoded images, films or sounds, not copied."""
+    column = find_column(records, name)
+    rows = read_byte_column(name, _unwrap(name, column, bad) if is_arrow(column) else column, bad)
+    return [row_bytes(rows, place) for place in range(len(rows))]
+
+
+def _unwrap(name: str, column: Any, bad: BadRows) -> Any:
+    """The column of bytes; Hugging Face stores an image as `{"bytes": …, "path": …}`, sometimes with only the path."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not pa.types.is_struct(column.type) or column.type.get_field_index("bytes") < 0:
+        return column
+    encoded = pc.struct_field(column, "bytes")
+    if encoded.null_count and column.type.get_field_index("path") >= 0:
+        for place, path in enumerate(pc.struct_field(column, "path").to_pylist()):
+            if path is not None and not encoded[place].is_valid:
+                bad.add(
+                    place, "null", f"Column {name!r} has no bytes but the path {path!r}. Give the files themselves."
+                )
+    return encoded
+
+
+def apply(
+    work: Callable[[memoryview], _Made], encoded: Iterable[memoryview], bad: BadRows, complaint: str
+) -> Iterator[_Made]:
+    """The result of `work` for each value; if it refuses one, the row becomes bad, with the complaint."""
+    for place, value in enumerate(encoded):
+        if place in bad:
+            continue
+        try:
+            made = work(value)
+        except BadValue as error:
+            bad.add(place, error.reason, f"{complaint}: {error}.")
+        else:
+            yield made
 
 
 def find_absent(records: Records, names: Iterable[str]) -> str | None:
