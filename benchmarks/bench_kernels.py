@@ -82,7 +82,7 @@ def reading() -> Iterator[tuple[str, Callable[[], object]]]:
 def ordering() -> Iterator[tuple[str, Callable[[], object]]]:
     from penstock.order import _kernels
 
-    key, out = np.uint64(7), np.empty(65_536, np.int64)
+    key, out = 7, np.empty(65_536, np.int64)
     for size in (2**30 + 1, 65_535, 63):
         positions = RNG.integers(0, size, 65_536)
         yield f"permute {size:,}", lambda p=positions, s=size: _kernels.permute(p, out, s, key)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.errors import StageError
-from penstock.plan import Dataset, _orders
+from penstock.plan import Dataset, _epochs
 from penstock.schema import Schema
 from penstock.shards import Manifest, ShardEntry
 
@@ -57,7 +57,7 @@ def test_without_lanes_every_node_reads_everything(unseen: Dataset) -> None:
 
 def test_without_lanes_a_small_cache_fetches_a_shard_for_each_of_its_windows(unseen: Dataset) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_orders, "STORAGE_WINDOW_BYTES", SHARD // 16)
+        patch.setattr(_epochs, "STORAGE_WINDOW_BYTES", SHARD // 16)
         found = unseen.shuffle(3, group=8).batch(64).egress(1, 4, cache_bytes=24 * SHARD)
     assert found.epochs[0].node_bytes > 10 * found.data_bytes
     (finding,) = [each for each in found.page("plan").findings if each.id == "lanes"]

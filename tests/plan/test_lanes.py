@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.errors import StageError
-from penstock.plan import Plan, _orders, _packed_rows
+from penstock.plan import Plan, _epochs, _packed_rows
 
 from .examples import assert_same, make_documents, write_tokens
 
@@ -25,7 +25,7 @@ NUM_SHARDS = 24
 @pytest.fixture(autouse=True, scope="module")
 def _tiny_windows() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_orders, "STORAGE_WINDOW_BYTES", 48)
+        patch.setattr(_epochs, "STORAGE_WINDOW_BYTES", 48)
         yield
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.packing import _ledger
-from penstock.plan import Plan, _orders, _reading
+from penstock.plan import Plan, _epochs, _reading
 
 from .examples import IGNORED, assert_same, lengths_lists, make_documents, ragged, shuffled
 
@@ -29,7 +29,7 @@ TAILS = ["carry", "short", "pad", "drop"]
 @pytest.fixture(autouse=True, scope="module")
 def _tiny_windows() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_orders, "STORAGE_WINDOW_BYTES", 24)
+        patch.setattr(_epochs, "STORAGE_WINDOW_BYTES", 24)
         patch.setattr(_ledger, "ROWS_PER_WINDOW", 2)
         patch.setattr(_reading, "_CHUNK_ROWS", 4)
         yield

@@ -28,7 +28,8 @@ from penstock.packing import (
     count_rows,
     index_name,
 )
-from penstock.plan import _packed_rows
+from penstock.plan import _pack_index
+from penstock.plan._stages import Pack
 from plan.examples import assert_same, make_documents, read_epoch, tokens_dataset, write_tokens
 
 
@@ -88,9 +89,9 @@ def test_windows_hold_16384_rows_worth_of_tokens() -> None:
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache that keeps indexes of any size, with windows of two rows."""
-    monkeypatch.setattr(_packed_rows, "_WORTH_KEEPING", 0)
+    monkeypatch.setattr(_pack_index, "_WORTH_KEEPING", 0)
     monkeypatch.setattr(_ledger, "ROWS_PER_WINDOW", 2)
-    monkeypatch.setattr(_packed_rows, "cache_folder", lambda: tmp_path / "cache" / "packing")
+    monkeypatch.setattr(_pack_index, "cache_folder", lambda: tmp_path / "cache" / "packing")
     return tmp_path / "cache" / "packing"
 
 
@@ -98,14 +99,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def built(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """One entry for each time that rows are counted."""
     calls: list[int] = []
-    honest = _packed_rows.build_pack_index
+    honest = _pack_index.build_pack_index
 
     def counting(*arguments: Any, **options: Any) -> PackIndex:
         calls.append(threading.get_ident())
         time.sleep(0.05)
         return honest(*arguments, **options)
 
-    monkeypatch.setattr(_packed_rows, "build_pack_index", counting)
+    monkeypatch.setattr(_pack_index, "build_pack_index", counting)
     return calls
 
 
@@ -137,7 +138,7 @@ def test_a_damaged_file_is_counted_again_and_replaced(cache: Path, built: list[i
     (kept,) = cache.glob("*.json")
     good = kept.read_bytes()
     if damage == "other documents":
-        _packed_rows._keep(kept, PackIndex(np.array([0, 3]), np.array([1])))
+        _pack_index._keep(kept, PackIndex(np.array([0, 3]), np.array([1])))
     elif damage == "not an index":
         text = json.dumps([1, 2])
         kept.write_text(f"{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}\n{text}")
@@ -161,17 +162,11 @@ def test_a_damaged_file_is_counted_again_and_replaced(cache: Path, built: list[i
 
 def test_one_builds_and_the_others_wait_for_it(cache: Path, built: list[int]) -> None:
     """Asked below the plan: a cached property of Python 3.11 lets one thread in at a time by itself."""
-    lengths, found = np.array(LENGTHS), []
+    found = []
 
     def build() -> None:
-        index = _packed_rows.find_pack_index(
-            reader(lengths),
-            len(lengths),
-            PackingSettings(length=8),
-            column="tokens",
-            fingerprint="f",
-            attributes={},
-        )
+        stage = Pack(settings=PackingSettings(length=8))
+        index = _pack_index.find_pack_index(tokens_dataset(LENGTHS).samples, stage, None)
         found.append(index.rows_per_window.tolist())
 
     threads = [threading.Thread(target=build, name=f"builder-{number}") for number in range(4)]
@@ -215,7 +210,7 @@ def test_a_cache_that_others_can_write_to_is_neither_read_nor_written(
 
 
 def test_small_data_is_counted_and_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_packed_rows, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(_pack_index, "cache_folder", lambda: tmp_path / "cache")
     tokens_dataset(LENGTHS).pack(8)
     assert not (tmp_path / "cache").exists()
 
@@ -234,13 +229,13 @@ def test_row_counts_are_kept_below_the_cache_folder_of_the_user(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", given)
     monkeypatch.setenv("HOME", home)
-    assert _packed_rows.cache_folder() == (None if expected is None else Path(expected))
+    assert _pack_index.cache_folder() == (None if expected is None else Path(expected))
 
 
 def test_without_a_home_rows_are_counted_and_nothing_is_written(
     cache: Path, built: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_packed_rows, "cache_folder", lambda: None)
+    monkeypatch.setattr(_pack_index, "cache_folder", lambda: None)
     monkeypatch.chdir(tmp_path)
     assert tokens_dataset(LENGTHS).pack(8).num_rows > 0
     assert len(built) == 1

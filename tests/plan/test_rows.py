@@ -121,7 +121,7 @@ def test_a_rank_without_rows_gets_empty_columns() -> None:
 
 
 def test_sample_order_does_not_depend_on_how_the_data_was_cut_into_shards(tmp_path: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("penstock.plan._orders.STORAGE_WINDOW_BYTES", 64)
+    monkeypatch.setattr("penstock.plan._epochs.STORAGE_WINDOW_BYTES", 64)
     orders = []
     for shard_bytes in (100, 300, 1 << 20):
         path = tmp_path / str(shard_bytes)

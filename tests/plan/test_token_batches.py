@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.errors import SchemaError, StageError
-from penstock.plan import Plan, _budget, _orders
+from penstock.plan import Plan, _budget, _epochs
 
 from .examples import IGNORED, make_documents, ragged, tokens_dataset, write_tokens
 
@@ -25,7 +25,7 @@ TAILS = ["carry", "short", "even", "pad", "drop"]
 @pytest.fixture(autouse=True, scope="module")
 def _tiny_chunks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_orders, "STORAGE_WINDOW_BYTES", 24)
+        patch.setattr(_epochs, "STORAGE_WINDOW_BYTES", 24)
         patch.setattr(_budget, "_CHUNK_BATCHES", 2)
         yield
 

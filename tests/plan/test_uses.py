@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.packing import _ledger
-from penstock.plan import Plan, _budget, _orders, _reading
+from penstock.plan import Plan, _budget, _epochs, _reading
 
 from .examples import assert_same, make_documents, write_tokens
 
@@ -25,7 +25,7 @@ few = settings(max_examples=100, deadline=None, suppress_health_check=list(Healt
 @pytest.fixture(autouse=True, scope="module")
 def _tiny_windows() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_orders, "STORAGE_WINDOW_BYTES", 48)
+        patch.setattr(_epochs, "STORAGE_WINDOW_BYTES", 48)
         patch.setattr(_ledger, "ROWS_PER_WINDOW", 3)
         patch.setattr(_reading, "_CHUNK_ROWS", 8)
         patch.setattr(_budget, "_CHUNK_BATCHES", 1)

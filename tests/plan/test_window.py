@@ -195,7 +195,7 @@ def test_a_flat_file_of_tokens_may_have_a_flat_mask() -> None:
 def test_the_data_of_windows_is_announced_group_by_group_where_a_sample_is_a_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.plan._orders.STORAGE_WINDOW_BYTES", 80)
+    monkeypatch.setattr("penstock.plan._epochs.STORAGE_WINDOW_BYTES", 80)
     np.arange(1003, dtype=np.uint16).tofile(tmp_path / "x.bin")
     data = penstock.open(tmp_path / "x.bin", dtype="uint16", column="tokens")
     asked: dict[str, list[tuple[int, int]]] = {"will_need": [], "dont_need": []}

@@ -22,7 +22,7 @@ import penstock
 import s3lite
 from penstock.cli import main
 from penstock.errors import DatasetChanged, ObjectMissing, StageError, StorageError, StoreError
-from penstock.plan import _orders
+from penstock.plan import _epochs
 from waiting import wait_until
 
 pytest.importorskip("obstore", reason="pip install 'penstock-data[s3]'")
@@ -155,7 +155,7 @@ def test_loaders_give_the_local_batches_and_fetch_all_of_it_once(
 def test_a_cache_smaller_than_the_data_holds_its_budget(
     server: s3lite.Server, tmp_path: Path, original: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_orders, "STORAGE_WINDOW_BYTES", 4 << 10)
+    monkeypatch.setattr(_epochs, "STORAGE_WINDOW_BYTES", 4 << 10)
     local = penstock.open(original)
     budget = local.storage.num_bytes * 6 // 10
     plan = opened(tmp_path, cache_bytes=budget).select_columns(["x"]).batch(20)

@@ -175,7 +175,7 @@ class PlanWork:
     def __init__(self, plan: Plan, *, drops_consumed: bool = False) -> None:
         self.plan = plan
         self._drops_consumed = drops_consumed
-        self._has_maps = plan.has_maps
+        self._has_maps = bool(plan.functions)
         self._layout = functools.lru_cache(_KEPT_LAYOUTS)(
             lambda num_rows, num_pieces: place_arrays(plan.output_arrays(num_rows), num_pieces)
         )

@@ -221,6 +221,6 @@ class ClassDeal:
 
     def members(self, rows: ArrayLike) -> Int64:
         """The member at each row of the run."""
-        key = np.uint64(0 if self.seed is None else derive_key(self.seed, "deal"))
+        key = 0 if self.seed is None else derive_key(self.seed, "deal")
         arguments = (key, self.seed is not None, as_int64("size", self.sizes), self._starts, self._used)
         return map_indices(_kernels.deal_classes, "row", rows, MAX_ROWS, *arguments)

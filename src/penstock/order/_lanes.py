@@ -61,7 +61,7 @@ class LaneOrder:
     """Rows of a lane."""
     _turn: int = field(init=False, repr=False)
     """The lane of the epoch's first row."""
-    _rows_key: np.uint64 = field(init=False, repr=False)
+    _rows_key: int = field(init=False, repr=False)
     _windows: Int64 = field(init=False, repr=False)  # slot -> window; lanes are filled up to whole groups
     _slot_starts: Int64 = field(init=False, repr=False)  # slot -> its first place; then num_rows
     _shifts: Int64 = field(init=False, repr=False)  # slot -> row minus place
@@ -91,7 +91,7 @@ class LaneOrder:
             "num_rows": num_rows,
             "_quota": quota,
             "_turn": epoch * num_rows % lanes,
-            "_rows_key": np.uint64(derive_key(self.seed, "rows", epoch)),
+            "_rows_key": derive_key(self.seed, "rows", epoch),
             "_windows": slot_windows,
             "_slot_starts": slot_starts,
             "_shifts": shifts,

@@ -84,7 +84,7 @@ class Mixture:
     quotas: tuple[int, ...] = field(init=False, compare=False)
     """Rows of each source in every 65,536: the weights after rounding."""
 
-    _key: np.uint64 = field(init=False, repr=False, compare=False)
+    _key: int = field(init=False, repr=False, compare=False)
     _strides: Int64 = field(init=False, repr=False, compare=False)  # the quotas, as an array
     _source_at: Int64 = field(init=False, repr=False, compare=False)  # place in a block -> source
     _item_at: Int64 = field(init=False, repr=False, compare=False)  # place in a block -> its item number
@@ -99,7 +99,7 @@ class Mixture:
         derived = {
             "weights": tuple(self.weights),
             "quotas": quotas,
-            "_key": np.uint64(derive_key(self.seed, "mixture")),
+            "_key": derive_key(self.seed, "mixture"),
             "_strides": strides,
             "_source_at": source_at,
             "_item_at": item_at,

@@ -79,7 +79,7 @@ class Permutation:
         Raises:
             IndexError: a position is not in [0, size).
         """
-        return map_indices(_kernels.permute, "position", positions, self.size, np.uint64(self.key))
+        return map_indices(_kernels.permute, "position", positions, self.size, self.key)
 
 
 class Order(Protocol):
@@ -163,7 +163,7 @@ class WindowedOrder:
     group: int
     """Windows read together. More of them mix better, but keep more of the storage in use at a time."""
 
-    _rows_key: np.uint64 = field(init=False, repr=False)
+    _rows_key: int = field(init=False, repr=False)
     _sequence: Int64 = field(init=False, repr=False)  # slot -> window
     _slot_starts: Int64 = field(init=False, repr=False)  # slot -> its first place; then num_rows
     _shifts: Int64 = field(init=False, repr=False)  # slot -> row minus place
@@ -184,7 +184,7 @@ class WindowedOrder:
             _shifts=row_starts[sequence] - slot_starts[:-1],
             _group_starts=np.append(slot_starts[:-1:group], slot_starts[-1]),
         )
-        object.__setattr__(self, "_rows_key", np.uint64(derive_key(self.seed, "rows", epoch)))
+        object.__setattr__(self, "_rows_key", derive_key(self.seed, "rows", epoch))
 
     def _set(self, **arrays: Int64) -> None:
         for name, array in arrays.items():

@@ -4,11 +4,11 @@
     Dataset, or a Mix of plans, + stages -> Plan                    _verbs, _plan, _mix
         stages        frozen settings, checked when made; their legal order    _stages
         RowSource     what row i of the endless run is; other epochs of it     _rows
-          which is next    order of an epoch, draws by weight and class        _orders
+          which is next    order of an epoch; draws by weight and class        _epochs, _orders
           SampleRows       each sample                                         _sample_rows
           PaddedRows       one document each, documents of similar length together
           TokenWindowRows  fixed windows of all tokens
-          PackedRows       whole documents side by side                        _packed_rows
+          PackedRows       whole documents side by side                        _packed_rows, _pack_index
           MixedRows        rows of several of these                            _mixed_rows
         Steps         which rows are batch k                                   _steps
         BudgetSteps   the same where a batch is as many rows as a budget holds  _budget
@@ -24,7 +24,7 @@ A batch depends on the plan and the arguments of `read` alone; any thread or pro
 May import: `dataset`, `errors`, `filesystem`, `identity`, `native`, `order`, `packing`, `remote`, `report`,
 `schema`, `shards`. Imported by: `cli`, `integrations`, `loader`, `pytorch`, `service`, `tuning`. Holds state: a
 packed source keeps the windows it packed last in memory (`_packed_rows`), and row counts of large datasets are kept in
-the user's cache folder (`_packed_rows`). Neither changes a batch.
+the user's cache folder (`_pack_index`). Neither changes a batch.
 """
 
 from penstock.plan._accounts import DocumentTrace

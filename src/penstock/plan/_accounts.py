@@ -60,15 +60,8 @@ def trace_document(
     samples: Samples, source: str, row: int, column: int, document: int, start: int, size: int
 ) -> DocumentTrace:
     """The trace of one document, with its origin."""
-    return DocumentTrace(
-        row=row,
-        column=column,
-        source=source,
-        document=document,
-        start=start,
-        size=size,
-        origin=samples.origin(document) or "",
-    )
+    place = {"row": row, "column": column, "document": document, "start": start, "size": size}
+    return DocumentTrace(source=source, origin=samples.origin(document) or "", **place)
 
 
 @dataclass(frozen=True, slots=True)

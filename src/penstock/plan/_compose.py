@@ -28,12 +28,12 @@ from penstock.plan._rows import (
     Filling,
     Pieces,
     PieceSource,
-    Rows,
     TokenColumns,
     costs_of_documents,
     offered,
 )
 from penstock.plan._stages import ATTENTION, IGNORED, TOKENS, Pack, Pad
+from penstock.plan._uses import Rows
 from penstock.schema import Column, Schema, join_samples, offsets_of, take_samples
 from penstock.shards import Spans, read_samples
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, SupportsIndex, overload
+from typing import Any, SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -31,15 +31,14 @@ from penstock.dataset import (
     find_samples,
     find_true,
     lasting_attributes,
-    packed_column,
     read_columns,
     read_sample,
-    sample_layers,
     split_parts,
 )
 from penstock.errors import SchemaError, StageError, counted, did_you_mean, whole_number
-from penstock.plan._orders import lane_edges, make_order
-from penstock.plan._packed_rows import PackedRows, find_pack_index, read_costs
+from penstock.plan._orders import make_order
+from penstock.plan._pack_index import find_pack_index
+from penstock.plan._packed_rows import PackedRows
 from penstock.plan._plan import Plan
 from penstock.plan._rows import RowSource
 from penstock.plan._sample_rows import PaddedRows, SampleRows, TokenWindowRows, is_cheap_at_random
@@ -240,11 +239,6 @@ class Dataset(Verbs[Plan]):
         """Identity of the data: which storage, which samples, which columns."""
         return self.samples.digest(repr(self.schema.to_json()))
 
-    @property
-    def rows_fingerprint(self) -> str:
-        """Identity of the samples and their order, whichever columns are shown."""
-        return self.samples.fingerprint
-
     def select(self, selection: Selection) -> Dataset:
         """The samples that a recipe picks."""
         return self._derive(selection=selection)
@@ -305,7 +299,7 @@ class Dataset(Verbs[Plan]):
 
     def order_facts(self, stages: Stages) -> dict[str, str]:
         """The samples, and the settings that decide their order."""
-        return {"data": self.rows_fingerprint, **order_facts(stages)}
+        return {"data": self.samples.fingerprint, **order_facts(stages)}
 
     def to_json(self) -> dict[str, Any]:
         """The dataset in a plan file; `ValueError` for arrays in RAM and lists of indices."""
@@ -359,7 +353,9 @@ def _build_rows(samples: Samples, stages: Stages) -> RowSource:
         return PaddedRows(samples, cut, make_order(samples, (samples.schema[cut.column],), stages))
     _refuse_draws(stages, cut)
     shuffle = _find_shuffle(stages)
-    return TokenWindowRows(samples, cut, shuffle) if isinstance(cut, Window) else _pack(samples, cut, shuffle)
+    if isinstance(cut, Window):
+        return TokenWindowRows(samples, cut, shuffle)
+    return PackedRows(samples, cut, shuffle, find_pack_index(samples, cut, shuffle))
 
 
 def _find_shuffle(stages: Stages) -> Shuffle | None:
@@ -373,30 +369,3 @@ def _refuse_draws(stages: Stages, cut: Window | Pack) -> None:
             f"{cut.verb}() cannot follow {drawn}(): its rows, and how many there are, would differ between epochs. "
             "Use pad(), or give each kind of document its share with penstock.mix()."
         )
-
-
-def _pack(samples: Samples, cut: Pack, shuffle: Shuffle | None) -> PackedRows:
-    """Packed rows, whose number is looked up, or counted now."""
-    packed_column(samples.schema, cut.column)
-    layers = sample_layers(samples, (cut.column,))
-    edges = lane_edges(shuffle, layers, len(samples))
-    is_remote = any(layer.folder.supply is not None for layer in layers)
-    index = find_pack_index(
-        functools.partial(_refuse_counting, cut) if is_remote else functools.partial(read_costs, samples, cut),
-        len(samples),
-        cut.settings,
-        column=" ".join(cut.counted),
-        fingerprint=samples.fingerprint,
-        attributes=samples.storage.attributes if samples.are_whole else {},
-        edges=edges,
-    )
-    return PackedRows(samples, cut, shuffle, index)
-
-
-def _refuse_counting(cut: Pack, begin: int, end: int) -> NoReturn:
-    """In place of reading lengths: it would have a whole remote dataset fetched."""
-    raise StageError(
-        f"pack({cut.settings.length}): counting its rows takes the lengths of all documents, so the whole dataset "
-        f"would be fetched first. Prepare it with pack={cut.settings.length} (`penstock prepare --pack "
-        f"{cut.settings.length}`), which stores the number of rows, or stage it on this node."
-    )

@@ -30,9 +30,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.plan import _kernels
-from penstock.plan._rows import Rows, RowSource
+from penstock.plan._rows import RowSource
 from penstock.plan._stages import Costs
 from penstock.plan._steps import Steps
+from penstock.plan._uses import Rows
 from penstock.schema import offsets_of
 
 _KEPT_BATCHES = 16

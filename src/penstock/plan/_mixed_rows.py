@@ -18,9 +18,10 @@ from penstock.errors import SchemaError
 from penstock.order import BLOCK, STRATUM, Mixture, ScheduledMixture
 from penstock.plan._accounts import DocumentTrace, Ledger, Mixing, SourceLedger
 from penstock.plan._compose import compose
-from penstock.plan._rows import BatchArrays, EarlierOrder, Filling, OutputArrays, PieceSource, Rows, RowSource, offered
+from penstock.plan._epochs import PageHints
+from penstock.plan._rows import BatchArrays, EarlierOrder, Filling, OutputArrays, PieceSource, RowSource, offered
 from penstock.plan._stages import Pack
-from penstock.plan._uses import Reads, RowRange, Spans
+from penstock.plan._uses import Reads, RowRange, Rows, Spans
 from penstock.schema import Column, Ragged
 
 SOURCE_IDS = "source_ids"
@@ -118,13 +119,9 @@ class MixedRows(RowSource):
         own: OutputArrays = {SOURCE_IDS: ((num_rows,), "int32")} if self.deal.source_ids else {}
         return self.sources[0].output_arrays(num_rows) | own
 
-    def will_need(self, row: int) -> None:
-        for source, position in zip(self.sources, self.mixture.counts(row).tolist(), strict=True):
-            source.will_need(position)
-
-    def dont_need(self, row: int) -> None:
-        for source, position in zip(self.sources, self.mixture.counts(row).tolist(), strict=True):
-            source.dont_need(position)
+    def page_hints(self, row: int) -> list[tuple[PageHints, int]]:
+        positions = zip(self.sources, self.mixture.counts(row).tolist(), strict=True)
+        return [found for source, position in positions for found in source.page_hints(position)]
 
     def reads(self, rows: RowRange) -> list[Reads]:
         """What each source reads, whole strata at a time: inside one its rows come in any order."""

@@ -8,55 +8,38 @@ then costs a look-up per row, one gather for the tokens and one pass for the res
 A batch takes rows from many windows at once, so the packed ones lie side by side in a few arrays, and one compiled call
 picks the pieces of a whole batch. The arrays are never changed: a window that is not there is packed, and a new set of
 arrays that includes it replaces the old one. Readers need no lock.
-
-Where row counts come from: the dataset, the user's cache folder, or counting now.
-
-A dataset prepared with `pack=` has them in its manifest. Otherwise they are counted when a plan is packed, and above
-4 M documents kept in the user's cache folder, if nobody else can write to it: one small file per dataset and packing,
-written once, under a lock, and checked by its digest when read.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import functools
-import json
-import logging
-import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.dataset import Samples, ShardLayer
-from penstock.errors import FormatError, SchemaError
-from penstock.filesystem import check_trusted, user_cache
-from penstock.identity import digest
+from penstock.errors import FormatError
 from penstock.order import Permutation, derive_key
 from penstock.packing import (
     PACKING_VERSION,
     PackIndex,
     Packing,
     PackingLedger,
-    PackingSettings,
-    ReadLengths,
-    build_pack_index,
-    index_name,
     make_ledger,
     pack,
 )
 from penstock.plan import _kernels
 from penstock.plan._accounts import DocumentTrace, Ledger, Mixing, trace_document
 from penstock.plan._compose import DocumentRows
-from penstock.plan._orders import Epochs, PageHints
-from penstock.plan._rows import Pieces, Rows
+from penstock.plan._epochs import Epochs, PageHints
+from penstock.plan._pack_index import amounts_of, read_costs
+from penstock.plan._rows import Pieces
 from penstock.plan._stages import ATTENTION, Pack, Shuffle
-from penstock.plan._uses import Reads, RowRange
+from penstock.plan._uses import Reads, RowRange, Rows
 from penstock.schema import offsets_of
 
 Key = tuple[int, int]
@@ -200,7 +183,7 @@ class PackedRows(DocumentRows):
         self.epochs = Epochs(index.rows_per_window, shuffle)
         self.num_rows = self.epochs.num_rows
         columns = (self.column,) if self.mask is None else (self.column, self.mask)
-        self._page_hints = PageHints(self.epochs, samples, columns, index.window_starts)
+        self.hints = PageHints(self.epochs, samples, columns, index.window_starts)
         self._blocks = PackedBlocks(self._pack, stage.settings.length, self.epochs)
         self._row_targets = np.zeros(self.num_rows, np.min_scalar_type(stage.settings.length))
         """Targets in each row of the data, if no mask hides any: the same in all epochs, like the lengths in a row."""
@@ -215,12 +198,6 @@ class PackedRows(DocumentRows):
         if self.stage.counted != (self.stage.column,):
             how.append([*self.stage.counted, *settings.limits])
         return ["pack", self.samples.fingerprint, how, self.epochs.identity]
-
-    def will_need(self, row: int) -> None:
-        self._page_hints.will_need(row)
-
-    def dont_need(self, row: int) -> None:
-        self._page_hints.dont_need(row)
 
     def reads(self, rows: RowRange) -> list[Reads]:
         """Whole windows: a row is known once the lengths of all documents in its window are."""
@@ -291,7 +268,7 @@ class PackedRows(DocumentRows):
         return Pieces(row_offsets, documents, stored, starts, sizes)
 
     def _check_costs(self, cost: str, documents: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
-        exceeds = sizes > _amounts(self.samples, cost, documents)
+        exceeds = sizes > amounts_of(self.samples, cost, documents)
         if exceeds.any():
             first = int(documents[exceeds][0])
             raise FormatError(
@@ -344,142 +321,3 @@ class PackedRows(DocumentRows):
         assert int(sizes.sum()) == ledger.tokens_placed
         assert packing.num_rows == ledger.num_rows == self.index.rows_per_window[number]
         return ledger
-
-
-def read_costs(samples: Samples, stage: Pack, begin: int, end: int) -> NDArray[np.int64]:
-    """Lengths of documents `begin` to `end`; with limits, what they take of each budget.
-
-    Raises:
-        SchemaError: a column has neither a whole number nor a length for each document.
-    """
-    first = samples.schema[stage.counted[0]]
-    if first.is_ragged and len(stage.counted) == 1:
-        return samples.lengths_between(first, begin, end)
-    documents = np.arange(begin, end)
-    found = [_amounts(samples, name, documents) for name in stage.counted]
-    return found[0] if len(found) == 1 else np.stack(found, axis=1)
-
-
-def _amounts(samples: Samples, name: str, documents: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How much of a budget each of these documents takes."""
-    column, stored = samples.schema[name], samples.locate(documents)
-    if column.is_ragged:
-        return samples.storage.lengths_of(column, stored)
-    if column.shape or column.dtype.kind not in "iu":
-        raise SchemaError(
-            f"pack(): column {name!r} is {column.spec}; a budget needs a whole number for each document, or lengths."
-        )
-    amounts = np.empty(len(stored), column.dtype)
-    samples.storage.read_fixed(column, stored, amounts)
-    if amounts.size and (amounts.min() < 0 or amounts.max() > _MOST_AMOUNT):
-        wrong = documents[(amounts < 0) | (amounts > _MOST_AMOUNT)][0]
-        raise FormatError(f"Column {name!r} of sample {wrong:,} is not a number from 0 to {_MOST_AMOUNT:,}.")
-    return amounts.astype(np.int64)
-
-
-_MOST_AMOUNT = 2**40
-
-logger = logging.getLogger(__name__)
-
-_WORTH_KEEPING = 4 << 20  # below this many documents counting is faster than finding the file
-
-
-def find_pack_index(
-    read_lengths: ReadLengths,
-    num_documents: int,
-    settings: PackingSettings,
-    *,
-    column: str,
-    fingerprint: str,
-    attributes: Mapping[str, Any],
-    edges: NDArray[np.int64] | None = None,
-) -> PackIndex:
-    """The index: from the dataset's `attributes`, from the cache, or counted now and kept.
-
-    `edges` are the first document of each window, where they must be those of shards.
-    """
-    name = index_name(column, settings, by_shard=edges is not None)
-    stored = attributes.get("packing")
-    # Appending to a dataset leaves counts of fewer samples behind.
-    is_of_all = isinstance(stored, dict) and stored.get("samples", num_documents) == num_documents
-    if isinstance(stored, dict) and is_of_all and stored.get("version") == PACKING_VERSION:
-        indexes = stored.get("indexes")
-        if isinstance(indexes, dict) and name in indexes:
-            found = _from_dataset(indexes[name], num_documents, name)
-            if edges is None or np.array_equal(found.window_starts, edges):
-                return found
-    folder = cache_folder()
-    if num_documents < _WORTH_KEEPING or folder is None:
-        return build_pack_index(read_lengths, num_documents, settings, edges)
-    key = digest(f"{fingerprint} {name} {PACKING_VERSION}")
-    path = Path(os.path.realpath(folder)) / f"{key}.json"
-
-    def count() -> PackIndex:
-        logger.info("Counting rows of %d tokens in %d documents; kept in %s", settings.length, num_documents, path)
-        return build_pack_index(read_lengths, num_documents, settings, edges)
-
-    return _from_cache(path, num_documents, count)
-
-
-def cache_folder() -> Path | None:
-    """Where row counts are kept; None for a user without a home."""
-    return user_cache("packing")
-
-
-def _make_folder(folder: Path) -> None:
-    """Make the cache folder.
-
-    Raises:
-        PermissionError: other users could have put files there that are read, or links that redirect what is written.
-    """
-    check_trusted(folder, Path(__file__))
-    folder.mkdir(parents=True, exist_ok=True)
-    check_trusted(folder, Path(__file__))
-
-
-def _from_dataset(fields: Any, num_documents: int, name: str) -> PackIndex:
-    try:
-        return PackIndex.from_json(fields, num_documents)
-    except ValueError as error:
-        raise FormatError(
-            f"The packing {name!r} stored with the dataset is not of its {num_documents:,} documents: {error}. "
-            "Prepare the dataset again."
-        ) from None
-
-
-def _from_cache(path: Path, num_documents: int, build: Callable[[], PackIndex]) -> PackIndex:
-    """One process of the machine builds, the others wait for it; a damaged file is built again."""
-    with contextlib.ExitStack() as stack:
-        try:
-            _make_folder(path.parent)
-            with contextlib.suppress(OSError, ValueError):
-                return _load(path, num_documents)
-            lock = stack.enter_context(open(path.with_suffix(".lock"), "w"))
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        except OSError as error:
-            logger.warning("Row counts are not kept, %s cannot be used: %s", path.parent, error)
-            return build()
-        try:
-            return _load(path, num_documents)
-        except (OSError, ValueError):
-            index = build()
-            _keep(path, index)
-            return index
-
-
-def _keep(path: Path, index: PackIndex) -> None:
-    text = json.dumps(index.to_json())
-    working = path.with_suffix(f".{os.getpid()}")
-    try:
-        working.write_text(f"{digest(text, 8)}\n{text}")
-        os.replace(working, path)
-    except OSError as error:
-        logger.warning("Row counts are not kept, %s cannot be written: %s", path, error)
-        working.unlink(missing_ok=True)
-
-
-def _load(path: Path, num_documents: int) -> PackIndex:
-    kept, _, text = path.read_text().partition("\n")
-    if digest(text, 8) != kept:
-        raise ValueError(f"{path} is damaged")
-    return PackIndex.from_json(json.loads(text), num_documents)

@@ -135,11 +135,6 @@ class Plan(Verbs["Plan"]):
         return "next" if self.row_source.makes_labels else None
 
     @property
-    def has_maps(self) -> bool:
-        """Whether rows pass through users' functions."""
-        return bool(self._maps)
-
-    @property
     def functions(self) -> tuple[Callable[..., Any], ...]:
         """The users' functions that rows pass through, in this order."""
         return tuple(stage.function for stage in self._maps)
@@ -168,7 +163,7 @@ class Plan(Verbs["Plan"]):
         """Whether several batches side by side are one batch of more rows: no array is about a batch as a whole."""
         return (
             self.row_source.is_rectangular
-            and not self.has_maps
+            and not self._maps
             and self._batch is not None
             and self._batch.balance is None
             and self._batch.tokens is None
@@ -281,14 +276,16 @@ class Plan(Verbs["Plan"]):
 
     def will_need(self, row: int) -> None:
         """Tell the kernel which data the batch at a row, and those after it, will need."""
-        self.row_source.will_need(row)
+        for hints, at in self.row_source.page_hints(row):
+            hints.will_need(at)
 
     def dont_need(self, row: int) -> None:
         """Tell the kernel which data is no longer needed, when batches are read in order up to the one at a row.
 
         It leaves the page cache once no process has it mapped; reading it again, in another run say, costs the disk.
         """
-        self.row_source.dont_need(row)
+        for hints, at in self.row_source.page_hints(row):
+            hints.dont_need(at)
 
     @functools.cached_property
     def shard_folders(self) -> tuple[ShardFolder, ...]:

@@ -24,10 +24,10 @@ from penstock.plan._budget import BudgetSteps
 from penstock.plan._compose import ROW_TARGETS
 from penstock.plan._dealing import Dealer
 from penstock.plan._mapping import first_row, run_map
-from penstock.plan._rows import BatchArrays, PieceSource, Rows, RowSource
+from penstock.plan._rows import BatchArrays, PieceSource, RowSource
 from penstock.plan._stages import IGNORED, Map
 from penstock.plan._steps import Steps
-from penstock.plan._uses import Reads, RowRange
+from penstock.plan._uses import Reads, RowRange, Rows
 from penstock.schema import offsets_of
 
 IS_REPEATED = "is_repeated"

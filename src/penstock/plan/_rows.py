@@ -2,7 +2,7 @@
 
 The run is one endless sequence of epochs of `num_rows` rows each; row numbers are absolute. A row
 source answers any set of them, in any order, from nothing but the numbers. Which row of the data
-stands at which position of an epoch is decided in `_orders.py`; what the row holds, by the source:
+stands at which position of an epoch is decided in `_epochs.py`; what the row holds, by the source:
 
     SampleRows        each sample (`_sample_rows.py`)
     TokenWindowRows   fixed windows of all tokens (`_sample_rows.py`)
@@ -40,13 +40,12 @@ from penstock.dataset import Samples
 from penstock.errors import SchemaError, StageError
 from penstock.order import MAX_ROWS
 from penstock.plan._accounts import DocumentTrace, Ledger, Mixing
+from penstock.plan._epochs import PageHints
 from penstock.plan._stages import ATTENTION, TOKENS, Pack, Pad, Repeat, Skip, TakeRows
-from penstock.plan._uses import Reads, RowRange
+from penstock.plan._uses import Reads, RowRange, Rows
 from penstock.schema import Column, dtype_name, offsets_of
 
 BatchArrays = dict[str, Any]
-Rows = NDArray[np.int64]
-"""Absolute row numbers."""
 OutputArrays = dict[str, tuple[tuple[int, ...], str]]
 """(shape, dtype) of each array of a batch whose size is known beforehand."""
 
@@ -69,6 +68,7 @@ class RowSource(ABC):
     """Whether `labels` are targets that the source made, not a column that happens to have the name."""
     is_rectangular: bool
     """Whether a batch is nothing but its rows, side by side in the arrays that `output_arrays` names."""
+    hints: PageHints | None = None
 
     @property
     @abstractmethod
@@ -129,13 +129,9 @@ class RowSource(ABC):
         """
         raise StageError(f"batch(balance={measure!r}): rows of window() have no documents, so all cost the same.")
 
-    @abstractmethod
-    def will_need(self, row: int) -> None:
-        """Tell the kernel which data this row and those after it need."""
-
-    @abstractmethod
-    def dont_need(self, row: int) -> None:
-        """Tell the kernel which data is no longer needed once rows are read in order up to this one."""
+    def page_hints(self, row: int) -> list[tuple[PageHints, int]]:
+        """What tells the kernel which data comes next, where that is known, each with its own number of the row."""
+        return [] if self.hints is None else [(self.hints, row)]
 
     @abstractmethod
     def reads(self, rows: RowRange) -> list[Reads]:
@@ -168,7 +164,7 @@ class PieceSource(RowSource):
         return self.stage.settings.length if isinstance(self.stage, Pack) else None
 
     @property
-    def piece_source(self) -> PieceSource:
+    def piece_source(self) -> PieceSource | None:
         return self
 
     @abstractmethod
@@ -294,17 +290,42 @@ def costs_of_documents(
 OneOrMany = TypeVar("OneOrMany", int, Rows)
 
 
-class ResizedRows(RowSource):
-    """`num_rows` rows of every `num_passes` passes over a source, from row `begin` of them on."""
+class ResizedRows(PieceSource):
+    """`num_rows` rows of every `num_passes` passes over a source, from row `begin` of them on; of pieces as its are."""
 
     def __init__(self, inner: RowSource, *, begin: int, num_rows: int, num_passes: int) -> None:
         self.inner, self.begin, self.num_rows, self.num_passes = inner, begin, num_rows, num_passes
         self._period = num_passes * inner.num_rows
         self.makes_labels, self.is_rectangular = inner.makes_labels, inner.is_rectangular
+        if inner.piece_source is not None:
+            self.stage = inner.piece_source.stage
 
     @property
     def row_length(self) -> int | None:
         return self.inner.row_length
+
+    @property
+    def piece_source(self) -> PieceSource | None:
+        return None if self.inner.piece_source is None else self
+
+    @property
+    def counts_ahead(self) -> bool:
+        return self._inner_pieces.counts_ahead
+
+    @property
+    def kept(self) -> Mapping[str, Column]:
+        return self._inner_pieces.kept
+
+    def fill(self, rows: Rows, batch_rows: NDArray[np.int64]) -> list[Filling]:
+        return self._inner_pieces.fill(self._find(rows), batch_rows)
+
+    def count_targets(self, rows: Rows) -> NDArray[np.int64]:
+        return self._inner_pieces.count_targets(self._find(rows))
+
+    @property
+    def _inner_pieces(self) -> PieceSource:
+        assert self.inner.piece_source is not None, "asked of rows that are made of pieces"
+        return self.inner.piece_source
 
     @property
     def order_identity(self) -> Any:
@@ -339,11 +360,8 @@ class ResizedRows(RowSource):
     def describe(self, row: int) -> str:
         return self.inner.describe(self._find(row))
 
-    def will_need(self, row: int) -> None:
-        self.inner.will_need(self._find(row))
-
-    def dont_need(self, row: int) -> None:
-        self.inner.dont_need(self._find(row))
+    def page_hints(self, row: int) -> list[tuple[PageHints, int]]:
+        return self.inner.page_hints(self._find(row))
 
     def reads(self, rows: RowRange) -> list[Reads]:
         if self._period == self.num_rows or rows.begin >= rows.end:
@@ -406,28 +424,6 @@ class ResizedRows(RowSource):
         return epoch * self.num_rows + min(max(place - self.begin, 0), self.num_rows)
 
 
-class ResizedPieceRows(ResizedRows, PieceSource):
-    """The same over rows made of pieces."""
-
-    def __init__(self, inner: PieceSource, *, begin: int, num_rows: int, num_passes: int) -> None:
-        super().__init__(inner, begin=begin, num_rows=num_rows, num_passes=num_passes)
-        self._inner_pieces, self.stage = inner, inner.stage
-
-    @property
-    def counts_ahead(self) -> bool:
-        return self._inner_pieces.counts_ahead
-
-    @property
-    def kept(self) -> Mapping[str, Column]:
-        return self._inner_pieces.kept
-
-    def fill(self, rows: Rows, batch_rows: NDArray[np.int64]) -> list[Filling]:
-        return self._inner_pieces.fill(self._find(rows), batch_rows)
-
-    def count_targets(self, rows: Rows) -> NDArray[np.int64]:
-        return self._inner_pieces.count_targets(self._find(rows))
-
-
 def resize_epoch(inner: RowSource, stage: TakeRows | Skip | Repeat) -> ResizedRows:
     """The source with epochs as the stage says.
 
@@ -448,9 +444,7 @@ def resize_epoch(inner: RowSource, stage: TakeRows | Skip | Repeat) -> ResizedRo
         raise ValueError(f"{stage.verb}(): nothing would be left; an epoch has {inner.num_rows:,} rows.")
     if num_passes * inner.num_rows > MAX_ROWS:
         raise ValueError(f"{stage.verb}(): an epoch would span more than 2**62 rows, which is all that a run has.")
-    if inner.piece_source is None:
-        return ResizedRows(inner, begin=begin, num_rows=num_rows, num_passes=num_passes)
-    return ResizedPieceRows(inner.piece_source, begin=begin, num_rows=num_rows, num_passes=num_passes)
+    return ResizedRows(inner, begin=begin, num_rows=num_rows, num_passes=num_passes)
 
 
 def _passes_for(num_rows: int, inner: RowSource) -> int:

@@ -31,10 +31,11 @@ from penstock.dataset import (
 from penstock.errors import SchemaError
 from penstock.plan._accounts import DocumentTrace, Drawn, Ledger, Mixing, trace_document
 from penstock.plan._compose import DocumentRows
-from penstock.plan._orders import BucketedOrder, Epochs, PageHints, SampleOrder, even_windows, lane_edges, sample_bytes
-from penstock.plan._rows import BatchArrays, OutputArrays, Pieces, Rows, RowSource, costs_of_documents, offered
+from penstock.plan._epochs import Epochs, PageHints, even_windows, lane_edges
+from penstock.plan._orders import BucketedOrder, SampleOrder, sample_bytes
+from penstock.plan._rows import BatchArrays, OutputArrays, Pieces, RowSource, costs_of_documents, offered
 from penstock.plan._stages import ATTENTION, IGNORED, TOKENS, Cast, Pad, Shuffle, Window
-from penstock.plan._uses import Reads, RowRange
+from penstock.plan._uses import Reads, RowRange, Rows
 from penstock.schema import Column, Schema, dtype_from_name, dtype_name, offsets_of
 from penstock.shards import Storage
 
@@ -60,11 +61,8 @@ class OrderedRows(RowSource):
     def order_identity(self) -> Any:
         return ["samples", self.samples.fingerprint, self.order.identity]
 
-    def will_need(self, row: int) -> None:
-        self.order.will_need(row)
-
-    def dont_need(self, row: int) -> None:
-        self.order.dont_need(row)
+    def page_hints(self, row: int) -> list[tuple[PageHints, int]]:
+        return self.order.page_hints(row)
 
     def mixing(self) -> list[Mixing]:
         return self.order.mixing()
@@ -228,7 +226,10 @@ class TokenWindowRows(RowSource):
         self.epochs = Epochs(sizes, shuffle)
         self.num_rows = self.epochs.num_rows
         starts = np.append(self.epochs.row_starts[:-1] * stage.length, len(samples))
-        self._page_hints = None if self.column.is_ragged else PageHints(self.epochs, samples, (self.column,), starts)
+        # A cold group of windows is 1 GB that the disk has to give before batches come from memory, and the kernel
+        # reads ahead of each row that is missed: with `read_ahead_kb` at 8 MiB, a batch of 32 rows waits for 180 MB.
+        # Which documents a window holds takes all lengths: where columns are ragged, it is left to the kernel.
+        self.hints = None if self.column.is_ragged else PageHints(self.epochs, samples, (self.column,), starts)
 
     @property
     def order_identity(self) -> Any:
@@ -249,20 +250,6 @@ class TokenWindowRows(RowSource):
 
     def stored_at(self, rows: Rows) -> NDArray[np.float64]:
         return self.epochs.find(rows) / self.num_rows
-
-    def will_need(self, row: int) -> None:
-        """The storage windows of the row's group, and of the next; where that takes lengths, it is left to the kernel.
-
-        A cold group of windows is 1 GB that the disk has to give before batches come from memory. The kernel reads
-        ahead of each row that is missed as far as the disk's `read_ahead_kb` says: with 8 MiB, a batch of 32 rows waits
-        for 180 MB.
-        """
-        if self._page_hints is not None:
-            self._page_hints.will_need(row)
-
-    def dont_need(self, row: int) -> None:
-        if self._page_hints is not None:
-            self._page_hints.dont_need(row)
 
     def reads(self, rows: RowRange) -> list[Reads]:
         """The tokens of the storage windows, and of each the one after, which is the last label."""

@@ -31,6 +31,7 @@ Labels = Literal["next", "same"]
 Positions = Literal["restart", "continue"]
 Side = Literal["right", "left"]
 OnFault = Literal["raise", "skip"]
+OnLong = Literal["raise", "drop"]
 
 Costs = tuple[tuple[str, float], ...]
 """(measure, weight): "tokens", "attention" or a column, each counted so many times."""
@@ -40,21 +41,35 @@ IGNORED = -100
 """The label where nothing is predicted; torch's losses leave it out."""
 
 
-def _make_whole(stage: Stage, name: str, *, at_least: int | None = None, at_most: int | None = None) -> None:
-    """Make a field a Python int; `TypeError` or `ValueError` if it is not a number in range."""
-    number = whole_number(stage.verb, name, getattr(stage, name), at_least=at_least, at_most=at_most)
-    object.__setattr__(stage, name, number)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A verb with its settings, which are checked when they are made. `Verbs` says what each of them does."""
+
+    verb: ClassVar[str]
+    level: ClassVar[int]
+    whole: ClassVar[tuple[tuple[str, int | None, int | None], ...]] = ()
+    """(field, least, greatest) of whole numbers; those that are None by default may be None."""
+    choices: ClassVar[tuple[tuple[str, Any], ...]] = ()
+    """(field, its `Literal`) of those that are one of a few values."""
+    names: ClassVar[str | None] = None
+    """The field that names columns."""
+
+    def __post_init__(self) -> None:
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        for name, least, most in self.whole:
+            value = getattr(self, name)
+            if value is not None or defaults[name] is not None:
+                number = whole_number(self.verb, name, value, at_least=least, at_most=most)
+                object.__setattr__(self, name, number)
+        for name, choices in self.choices:
+            check_choice(name, getattr(self, name), get_args(choices), verb=self.verb)
+        if self.names and not all(isinstance(each, str) for each in getattr(self, self.names)):
+            raise TypeError(
+                f"{self.verb}({self.names}={getattr(self, self.names)!r}): the names of columns are needed."
+            )
 
 
-def _check_choice(stage: Stage, name: str, choices: Any) -> None:
-    """Refuse a value that is not among those of a `Literal`."""
-    check_choice(name, getattr(stage, name), get_args(choices), verb=stage.verb)
-
-
-def _check_names(stage: Stage, name: str) -> None:
-    """Refuse what cannot be names of columns."""
-    if not all(isinstance(each, str) for each in getattr(stage, name)):
-        raise TypeError(f"{stage.verb}({name}={getattr(stage, name)!r}): the names of columns are needed.")
+Stages = tuple[Stage, ...]
 
 
 def costs_of(balance: object) -> Costs:
@@ -105,50 +120,42 @@ class SampleWeights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weighted:
-    """Draw samples by weight; `Verbs.sample` describes the settings of this stage, and so on for the others."""
+class Weighted(Stage):
+    """Draw samples by weight."""
 
-    verb: ClassVar[str] = "sample"
-    level: ClassVar[int] = 1
+    verb, level = "sample", 1
+    whole = (("rows", 1, 2**32),)
     weights: str | SampleWeights
     rows: int | None = None
     replacement: bool = True
 
-    def __post_init__(self) -> None:
-        if self.rows is not None:
-            _make_whole(self, "rows", at_least=1, at_most=2**32)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Balanced:
+class Balanced(Stage):
     """Deal classes in turn, each as often as every other."""
 
-    verb: ClassVar[str] = "balance"
-    level: ClassVar[int] = 1
+    verb, level = "balance", 1
+    whole = (("rows", 1, 2**62),)
     column: str
     rows: int | None = None
     replacement: bool = True
 
-    def __post_init__(self) -> None:
-        if self.rows is not None:
-            _make_whole(self, "rows", at_least=1, at_most=2**62)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cast:
+class Cast(Stage):
     """Read columns in a wider dtype; done inside the gather, so it costs no second pass."""
 
-    verb: ClassVar[str] = "cast"
-    level: ClassVar[int] = 0
+    verb, level = "cast", 0
     dtypes: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shuffle:
+class Shuffle(Stage):
     """Another order in each epoch, computed on the fly."""
 
-    verb: ClassVar[str] = "shuffle"
-    level: ClassVar[int] = 2
+    verb, level = "shuffle", 2
+    whole = (("seed", None, None), ("lanes", 1, 2**20), ("group", 1, 2**62))
+    choices = (("mode", Mode),)
     seed: int
     mode: Mode = "windows"
     group: int | None = None
@@ -156,34 +163,29 @@ class Shuffle:
     lanes: int = 1
 
     def __post_init__(self) -> None:
-        _make_whole(self, "seed")
-        _make_whole(self, "lanes", at_least=1, at_most=2**20)
-        if self.group is not None:
-            _make_whole(self, "group", at_least=1, at_most=2**62)
-        _check_choice(self, "mode", Mode)
+        Stage.__post_init__(self)
         if self.lanes > 1 and self.mode == "full":
             raise ValueError("shuffle(mode='full', lanes=...): rows of a full shuffle may be anywhere. Leave one out.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class Window(Stage):
     """Rows are fixed windows of all documents, one after the other."""
 
-    verb: ClassVar[str] = "window"
-    level: ClassVar[int] = 3
+    verb, level = "window", 3
+    whole = (("length", 1, 2**40),)
     length: int
     column: str = "tokens"
 
-    def __post_init__(self) -> None:
-        _make_whole(self, "length", at_least=1, at_most=2**40)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pack:
+class Pack(Stage):
     """Rows are whole documents side by side, chosen so that next to nothing is padding."""
 
-    verb: ClassVar[str] = "pack"
-    level: ClassVar[int] = 3
+    verb, level = "pack", 3
+    whole = (("pad", -(2**63), 2**63 - 1),)
+    choices = (("labels", Labels), ("positions", Positions))
+    names = "keep"
     settings: PackingSettings
     column: str = "tokens"
     labels: Labels = "next"
@@ -195,10 +197,7 @@ class Pack:
     """The columns of the budgets in `settings.limits`."""
 
     def __post_init__(self) -> None:
-        _make_whole(self, "pad", at_least=-(2**63), at_most=2**63 - 1)
-        _check_choice(self, "labels", Labels)
-        _check_choice(self, "positions", Positions)
-        _check_names(self, "keep")
+        Stage.__post_init__(self)
         if self.cost is not None and self.settings.long != "drop":
             raise ValueError(
                 f"pack(cost={self.cost!r}, long={self.settings.long!r}): documents that cost more than their tokens "
@@ -212,11 +211,20 @@ class Pack:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pad:
+class Pad(Stage):
     """Rows are single documents, padded to the longest of a batch."""
 
-    verb: ClassVar[str] = "pad"
-    level: ClassVar[int] = 3
+    verb, level = "pad", 3
+    whole = (
+        ("length", 1, 2**40),
+        ("multiple", 1, 2**40),
+        ("bucket", 1, 2**24),
+        ("run", 1, 2**24),
+        ("run_tokens", 1, 2**40),
+        ("pad", -(2**63), 2**63 - 1),
+    )
+    choices = (("labels", Labels), ("side", Side))
+    names = "keep"
     length: int | None = None
     multiple: int = 1
     column: str = "tokens"
@@ -229,26 +237,19 @@ class Pad:
     run_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        limits = {"length": 2**40, "multiple": 2**40, "bucket": 2**24, "run": 2**24, "run_tokens": 2**40}
-        for name, most in limits.items():
-            if getattr(self, name) is not None:
-                _make_whole(self, name, at_least=1, at_most=most)
+        Stage.__post_init__(self)
         if self.run_tokens is not None and self.bucket is None:
             raise ValueError(
                 "pad(run_tokens=...) is for pad(bucket=...): without one, rows come in no order of length."
             )
-        _make_whole(self, "pad", at_least=-(2**63), at_most=2**63 - 1)
-        _check_choice(self, "labels", Labels)
-        _check_choice(self, "side", Side)
-        _check_names(self, "keep")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TakeRows:
+class TakeRows(Stage):
     """An epoch is its first rows; or more than all of them, in several passes."""
 
-    verb: ClassVar[str] = "take"
-    level: ClassVar[int] = 4
+    verb, level = "take", 4
+    whole = (("rows", 1, 2**62), ("tokens", 1, 2**62))
     rows: int | None = None
     tokens: float | None = None
 
@@ -257,39 +258,34 @@ class TakeRows:
             raise ValueError("take(): give rows=, the rows in an epoch, or tokens=, the places for tokens in it.")
         if isinstance(self.tokens, float) and self.tokens.is_integer():  # 300e9 is how people write it
             object.__setattr__(self, "tokens", int(self.tokens))
-        _make_whole(self, "rows" if self.tokens is None else "tokens", at_least=1, at_most=2**62)
+        Stage.__post_init__(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Skip:
+class Skip(Stage):
     """An epoch is all but its first rows."""
 
-    verb: ClassVar[str] = "skip"
-    level: ClassVar[int] = 4
+    verb, level = "skip", 4
+    whole = (("rows", 0, 2**62),)
     rows: int
 
-    def __post_init__(self) -> None:
-        _make_whole(self, "rows", at_least=0, at_most=2**62)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Repeat:
+class Repeat(Stage):
     """An epoch is several passes, each shuffled anew."""
 
-    verb: ClassVar[str] = "repeat"
-    level: ClassVar[int] = 4
+    verb, level = "repeat", 4
+    whole = (("times", 1, 2**40),)
     times: int
-
-    def __post_init__(self) -> None:
-        _make_whole(self, "times", at_least=1, at_most=2**40)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Map:
+class Map(Stage):
     """A function of each row, or of each batch of rows."""
 
-    verb: ClassVar[str] = "map"
-    level: ClassVar[int] = 5
+    verb, level = "map", 5
+    choices = (("on_error", OnFault),)
+    names = "ragged"
     function: Callable[..., Any]
     batched: bool = False
     ragged: tuple[str, ...] = ()
@@ -298,8 +294,7 @@ class Map:
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise TypeError(f"map({self.function!r}): a function is needed.")
-        _check_names(self, "ragged")
-        _check_choice(self, "on_error", OnFault)
+        Stage.__post_init__(self)
         if self.on_error == "skip" and self.batched:
             raise ValueError("map(on_error='skip', batched=True): only a function of single rows can be given another.")
         if self.ragged and self.batched:
@@ -307,26 +302,24 @@ class Map:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class Batch(Stage):
     """Cut the endless sequence of rows into batches; `Steps` says what each `tail` does."""
 
-    verb: ClassVar[str] = "batch"
-    level: ClassVar[int] = 6
+    verb, level = "batch", 6
+    whole = (("global_size", 1, 2**40), ("tokens", 1, 2**40), ("multiple", 1, 2**40))
+    choices = (("tail", Tail), ("long", OnLong))
     global_size: int | None = None
     tail: Tail = "carry"
     balance: str | Costs | None = None
     """As the user said; a mapping is kept as its items."""
     tokens: int | None = None
     multiple: int = 1
-    long: Literal["raise", "drop"] = "raise"
+    long: OnLong = "raise"
 
     def __post_init__(self) -> None:
         if (self.global_size is None) == (self.tokens is None):
             raise ValueError("batch(): give the number of rows, or tokens=, the budget of their tokens.")
-        _make_whole(self, "global_size" if self.tokens is None else "tokens", at_least=1, at_most=2**40)
-        _make_whole(self, "multiple", at_least=1, at_most=2**40)
-        _check_choice(self, "tail", Tail)
-        check_choice("long", self.long, ("raise", "drop"), verb="batch")
+        Stage.__post_init__(self)
         if self.tokens is None and (self.multiple, self.long) != (1, "raise"):
             raise ValueError("batch(): multiple= and long= are for batch(tokens=...).")
         if self.long == "drop" and self.tail == "even":
@@ -335,10 +328,6 @@ class Batch:
             )
         if self.balance is not None and not isinstance(self.balance, str):
             object.__setattr__(self, "balance", costs_of(self.balance))
-
-
-Stage = Cast | Weighted | Balanced | Shuffle | Window | Pack | Pad | TakeRows | Skip | Repeat | Map | Batch
-Stages = tuple[Stage, ...]
 
 
 LEGAL_ORDER = (

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from penstock.remote import Uses
 
 Int64 = NDArray[np.int64]
+Rows = NDArray[np.int64]
+"""Absolute row numbers."""
 _FEWEST, _CHUNKS, _MOST = 256, 256, 1 << 20
 
 

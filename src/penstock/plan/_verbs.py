@@ -18,6 +18,7 @@ from penstock.plan._stages import (
     Map,
     Mode,
     OnFault,
+    OnLong,
     Pack,
     Pad,
     Positions,
@@ -209,7 +210,7 @@ class Verbs(ABC, Generic[PlanType]):
         *,
         tokens: int | None = None,
         multiple: int = 1,
-        long: Literal["raise", "drop"] = "raise",
+        long: OnLong = "raise",
         tail: Tail = "carry",
         balance: str | Mapping[str, float] | None = None,
     ) -> PlanType:
@@ -237,46 +238,36 @@ class PlanInput(Protocol):
     @property
     def fingerprint(self) -> str:
         """Identity of the data."""
-        ...
 
     @property
     def tokenizers(self) -> dict[str, str]:
         """The tokenizers whose tokens it holds, as far as it says: name by digest."""
-        ...
 
     @property
     def classes(self) -> tuple[str, ...]:
         """Names of the classes in the order of their labels, as far as it says."""
-        ...
 
     @property
     def folders(self) -> tuple[str, ...]:
         """Fingerprints of the folders of shards under it, which `penstock.open(path, as_of=state)` looks for."""
-        ...
 
     def build_rows(self, stages: Stages) -> RowSource:
         """The rows that these stages make of it."""
-        ...
 
     def check_stage(self, stage: Stage) -> None:
         """Raise `StageError` for a stage that cannot follow it."""
-        ...
 
     def select_columns(self, names: Iterable[str]) -> PlanInput:
         """The same samples with only these columns."""
-        ...
 
     def map_seed(self, stages: Stages) -> int:
         """What the generators of mapped functions derive from."""
-        ...
 
     def order_facts(self, stages: Stages) -> dict[str, str]:
         """What decides the order of rows, fact by fact."""
-        ...
 
     def to_json(self) -> dict[str, Any]:
         """The source in a plan file; `ValueError` when a file cannot name it."""
-        ...
 
 
 class WholeBatch(ABC):

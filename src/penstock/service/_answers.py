@@ -87,7 +87,7 @@ class ServedWork:
         }
 
     def _read_piece(self, plan: Plan, request: BatchRequest, arena: Arena) -> Batch:
-        arena.is_seen = plan.has_maps
+        arena.is_seen = bool(plan.functions)
         row, num_parts = request.row, request.parts if request.steps == 1 else 1
         is_full = plan.steps.next_row(row) - row == plan.global_size
         share = plan.global_size // request.world_size // num_parts
@@ -194,7 +194,7 @@ class AnswerReader:
         if any(getattr(stage, "batched", False) for stage in plan.stages):
             return True  # a function of whole batches returns what it likes
         counts = [count for part in parts.values() if (count := _count_rows(part)) is not None]
-        if not plan.has_maps:
+        if not plan.functions:
             found = {name: (part.shape, part.dtype) for name, part in parts.items() if isinstance(part, PlacedArray)}
             if any(found.get(name) != array for name, array in plan.output_arrays(num_rows).items()):
                 return False

@@ -295,7 +295,7 @@ def _measure_maps(plan: Plan) -> tuple[float | None, float | None]:
     if not plan.num_rows:
         return None, None
     whole = fastest(plan)
-    return whole, max(0.0, whole - fastest(plan.without_maps())) if plan.has_maps else None
+    return whole, max(0.0, whole - fastest(plan.without_maps())) if plan.functions else None
 
 
 def _gigabytes(count: float) -> str:
