@@ -21,7 +21,7 @@ TESTS = {
     "order": ["order/test_permutation.py", "order/test_orders.py", "order/test_mixture.py", "order/test_draw.py"],
     "packing": ["packing/test_pack.py"],
     "shards": [f"shards/test_{name}.py" for name in ("conversions", "reading", "roundtrip", "hashing", "corruption")],
-    "forged": ["shards/test_foreign.py"],
+    "forged": ["shards/test_foreign.py", "shards/test_tars.py"],
     "plan": [f"plan/test_{name}.py" for name in ("laws", "golden", "pack", "padded", "rows", "window")],
 }
 

@@ -200,6 +200,15 @@ def test_faulty_samples_are_counted_and_named_and_refused_or_left_out(tmp_path: 
     assert len(penstock.open(path, columns={"jpg": "", "cls": "bytes"}, on_error="skip")) == 3
 
 
+def test_numbers_are_what_fits_64_bits(tmp_path: Path) -> None:
+    good = [b"-9223372036854775808", b"9223372036854775807", b" +7\n", b"00000000000000000012"]
+    bad = [b"9223372036854775808", b"-9223372036854775809", b"1 2", b"-", b"", b"0x1", b"1" * 21]
+    members = [(f"{number:02}.cls", content) for number, content in enumerate(good + bad)]
+    ds = penstock.open(write_tar(tmp_path / "x.tar", members), on_error="skip")
+    assert ds[:]["cls"].tolist() == [int(content) for content in good]
+    assert ds.attributes["skipped"]["by_reason"] == {"cls is no number": len(bad)}
+
+
 def test_links_devices_and_sparse_files_are_faults_of_their_samples(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "x.tar", "w") as archive:
         for number, kind in enumerate((tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE)):

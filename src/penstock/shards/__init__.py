@@ -62,7 +62,7 @@ from penstock.shards._provenance import (
 )
 from penstock.shards._shard import Io, read_lengths, write_hollow
 from penstock.shards._storage import Spans, Storage, column_bytes, from_front, read_samples, samples_per_chunk
-from penstock.shards._tar_members import (
+from penstock.shards._tar_scan import (
     NUMBER_MEMBERS,
     describes_archive,
     is_decimal,
