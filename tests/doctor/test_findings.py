@@ -137,6 +137,12 @@ def test_the_cause_that_the_times_show_is_named_first_with_its_gain(expected: st
     assert first.where == "train.py:9"
 
 
+def test_workers_that_restart_for_epochs_of_unknown_length_are_named() -> None:
+    events, trials, options = CASES["workers-restart"]
+    recording = recorded(events, trials, {1: 2.0, 2: 1.8}, options=options, is_iterable=True, length=None)
+    assert find(recording)[0].id == "workers-restart"
+
+
 @pytest.mark.parametrize(
     ("rates", "expected"), [({2: 1.8, 3: 1.3}, "few-workers"), ({2: 1.3, 3: 1.8}, "small-prefetch")]
 )
@@ -260,6 +266,13 @@ def test_without_time_to_try_anything_the_cause_is_what_times_and_settings_show(
     assert f" should help, but {why}" in found.verdict
     assert ("--seconds 120" if ends == "time" else "run it again with --repeat") in finding.evidence[-1]
     assert found.exit_code == 1
+
+
+def test_a_change_like_one_that_made_it_slower_is_not_said_to_help() -> None:
+    recording = recorded(steps(), [option(2, num_workers=2)], {1: 2.0, 2: 0.5}, options={"num_workers": 0})
+    facts = without_turns(recording)[:-1]  # before the last turn of the change
+    found = diagnosed(Recording(facts=facts, events=recording.events), cores=4)
+    assert "With x, training was 0.50 × as fast; num_workers=4 may help, but the script ended" in found.verdict
 
 
 def test_a_change_that_was_measured_is_told_also_without_a_ceiling() -> None:

@@ -70,11 +70,6 @@ class Case:
         """Its own workers."""
         return int(self.options["num_workers"])
 
-    @property
-    def num_batches(self) -> int:
-        """Batches that were handed over, from whatever."""
-        return int((self.recording.events["kind"] == EventKind.NEXT).sum())
-
     @cached_property
     def is_finished(self) -> bool:
         """Whether the experiment ended by itself."""

@@ -373,7 +373,7 @@ def _arms(diagnosis: Diagnosis, case: Case) -> tuple[Arm, ...]:
 
 def _slowest(case: Case) -> tuple[SlowSample, ...]:
     samples = case.recording.events_as_is(EventKind.SAMPLE)
-    if not len(samples) or case.costs.slow_sample_share < 0.1:
+    if not len(samples) or case.costs.slow_sample_share < 0.1 or not case.waits_for_data:
         return ()
     slowest = samples[np.argsort(samples["duration"])[::-1][:_SLOWEST]]
     return tuple(

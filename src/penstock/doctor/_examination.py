@@ -37,7 +37,7 @@ from penstock.doctor._turns import Leader, TurnClock, TurnClocks
 from penstock.machine import EventKind
 
 _CHECK_EVERY_SECONDS = 1.0
-_GONE_SECONDS = 10
+_LATE_SECONDS = 10
 _MOST_INTERRUPTIONS = 2
 
 
@@ -348,13 +348,17 @@ class Examination:
         )
 
     def _has_lost_its_purpose(self, loader: ScriptLoader | None) -> bool:
-        """Check once a second whether the doctor is still running, and the script still uses the examined loader."""
+        """Check once a second whether the doctor is still running, and whether turns end.
+
+        They do not in a script that no longer uses the examined loader, and late in an epoch that is taken whole.
+        """
         if time.monotonic() <= self._check_due_at:
             return False
         self._check_due_at = time.monotonic() + _CHECK_EVERY_SECONDS
         leader = self._leader
-        if leader is not None and not leader.is_done and loader not in (None, self._examined):
-            leader.finish_if_late(_GONE_SECONDS)
+        may_be_late = self._whole_epochs or loader not in (None, self._examined)
+        if leader is not None and not leader.is_done and may_be_late:
+            leader.finish_if_late(_LATE_SECONDS)
         return self._doctor is not None and self._find_doctor() is None
 
     def _find_doctor(self) -> list[int] | None:

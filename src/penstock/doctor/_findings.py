@@ -61,10 +61,15 @@ class Cause:
             return None
         finding = self._describe(case, trial)
         evidence = (*finding.evidence, *_about_time(case))
-        told = f"{trial.name} should help, but {_why_untried(case)}."
+        slower = next((each for each in case.tried if each.trial.changes.keys() == trial.changes.keys()), None)
+        said = f"{trial.name} should help"
         if case.promising is not None and trial == case.promising.trial:
-            told = f"{_about_promising(case.promising)}, but {_why_untried(case)}."
-        return Found(replace(finding, evidence=evidence, limit=case.limit), told)
+            said = _about_promising(case.promising)
+        elif slower is not None:
+            said = (
+                f"With {slower.trial.name}, training was {slower.comparison.ratio:.2f} × as fast; {trial.name} may help"
+            )
+        return Found(replace(finding, evidence=evidence, limit=case.limit), f"{said}, but {_why_untried(case)}.")
 
     def _describe(self, case: Case, trial: Trial) -> Finding:
         return Finding(
@@ -213,8 +218,7 @@ CAUSES = (
         title=lambda case, trial: "Workers are restarted for each short epoch",
         is_helped_by=lambda case, trial: list(trial.changes) == ["persistent_workers"],
         evidence=lambda case, trial: (
-            f"An epoch of {case.loader['length']} steps takes "
-            f"{format_seconds(case.loader['length'] * (case.costs.step + case.costs.wait))} of steps, and "
+            f"A step takes {format_seconds(case.costs.step + case.costs.wait)}, and each epoch "
             f"{format_seconds(case.costs.start)} more before its first batch is there.",
         ),
         price=lambda case, trial: "workers keep their memory between epochs",
@@ -502,7 +506,8 @@ def _why_untried(case: Case) -> str:
         return "that is within the noise here"
     if case.recording.has("done"):
         return "time ran out before that was certain"
-    return f"the script ended after {case.num_batches} steps, before that was certain"
+    num_steps = int((case.recording.events["kind"] == EventKind.NEXT).sum())
+    return f"the script ended after {num_steps:,} steps, before that was certain"
 
 
 def _how_to_go_on(case: Case) -> str:

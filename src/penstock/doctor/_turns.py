@@ -256,8 +256,9 @@ class Leader:
         return True
 
     def finish_if_late(self, seconds: float) -> None:
-        """Finish if the time for turns ended this long ago: the script no longer uses the examined loader."""
+        """Finish if the time for turns ended this long ago."""
         if time.monotonic() - self._began_at > self._settings["seconds"] + seconds:
+            self._log.note("out-of-time")
             self.finish(now=True)
 
     def finish(self, *, now: bool = False) -> None:
