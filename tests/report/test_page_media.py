@@ -27,9 +27,9 @@ def test_the_terminal_tells_verdict_findings_arms_and_slowest_samples(monkeypatc
     text = printed(ill_page())
     console.cache_clear()
     assert "makes it 1.46 × faster" in text
-    assert "1. Prefetch is too small for how uneven the batches are  × 1.46 ± 0.09 measured" in text
+    assert "1. Prefetch is too small for how uneven the batches are  1.46 ± 0.09 × measured" in text
     assert "Change: DataLoader(..., prefetch_factor=24)  # train.py:24, +0.2 MB of memory" in text
-    assert "at most × 1.75" in text
+    assert "at most 1.75 ×" in text
     assert "How: https://example.org/preparation" in text
     assert "──●──" in text
     assert "worker 0" in text

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from penstock.doctor._case import Case, percent
 from penstock.doctor._experiment import AS_IS
-from penstock.doctor._findings import Found, find, format_gain
+from penstock.doctor._findings import Found, find
 from penstock.doctor._run import ScriptRun
 from penstock.errors import counted
 from penstock.machine import EventKind
@@ -31,6 +31,7 @@ from penstock.report import (
     Span,
     SpanKind,
     StepTimes,
+    format_gain,
     format_seconds,
 )
 from penstock.watching import machine_facts, usage_charts

@@ -14,7 +14,7 @@ from penstock.doctor._case import Case, Tried, percent
 from penstock.doctor._experiment import FEWEST_ROUNDS, Trial
 from penstock.errors import counted
 from penstock.machine import EventKind
-from penstock.report import Finding, Gain, format_bytes, format_number, format_seconds
+from penstock.report import Finding, Gain, format_bytes, format_gain, format_number, format_seconds
 from penstock.tuning import name_of as written_options
 
 _MOSTLY = 0.5
@@ -100,13 +100,6 @@ def find(case: Case) -> list[Found]:
         each = _costly_samples(case) if case.was_enough_tried else _find_untried(case)
         found[each.finding.change] = each
     return sorted(found.values(), key=lambda each: -(0.0 if each.finding.gain is None else each.finding.gain.ratio))
-
-
-def format_gain(gain: Gain) -> str:
-    """A ratio with its margin, as in `1.64 ± 0.12 ×`; `roughly 7 ×` if it may be wrong by all of itself."""
-    if gain.error >= gain.ratio:
-        return f"roughly {gain.ratio:.1f} ×"
-    return f"{gain.ratio:.2f} ± {gain.error:.2f} ×" if gain.error else f"{gain.ratio:.2f} ×"
 
 
 def _more_workers(case: Case, trial: Trial) -> bool:

@@ -32,7 +32,7 @@ from penstock.report._page import (
     SlowSample,
     StepTimes,
 )
-from penstock.report._words import describe_gain, format_number, format_seconds
+from penstock.report._words import describe_gain, format_gain, format_number, format_seconds
 
 _MOST_SPANS = 8000
 _MOST_STEPS = 2000
@@ -351,8 +351,8 @@ def _arms(arms: Sequence[Arm]) -> str:
     if not arms:
         return ""
     scale = _Scale(arm.gain for arm in arms)
-    headers = ("settings", "gain", "± 95 %", ":drawn", "steps/s", "wait", "step", "cores")
-    hint = '<p class="hint">If two bars overlap, the difference is within the noise of this machine.</p>'
+    headers = ("settings", "gain", ":drawn", "steps/s", "wait", "step", "cores")
+    hint = '<p class="hint">Bars are 95 % intervals: if two overlap, the difference is within the noise.</p>'
     return _section("Settings tried on this job, in turns", _table(headers, [_arm(arm, scale) for arm in arms]), hint)
 
 
@@ -362,8 +362,7 @@ def _arm(arm: Arm, scale: _Scale) -> _Row:
     name = _safe(arm.name) + (" ★" if arm.is_advised else "")
     cells = (
         name + (f'<br><span class="dim">{_safe(arm.note)}</span>' if arm.note else ""),
-        f"× {arm.gain.ratio:.2f}",
-        f"{arm.gain.error:.2f}" if arm.gain.error else "",
+        format_gain(arm.gain),
         f'<div class="scale interval" style="{scale.style(arm.gain)}">{marks}</div>',
         format_number(arm.steps_per_second),
         format_seconds(arm.wait_seconds),

@@ -66,19 +66,22 @@ def format_number(number: float) -> str:
 
 
 def format_gain(gain: Gain) -> str:
-    """A ratio and its error.
+    """A ratio with its margin, unless it may be wrong by all of itself.
 
-    >>> format_gain(Gain(ratio=1.461, error=0.09)), format_gain(Gain(ratio=1.0))
-    ('× 1.46 ± 0.09', '× 1.00')
+    >>> format_gain(Gain(ratio=1.461, error=0.09)), format_gain(Gain(ratio=13.6)), format_gain(Gain(ratio=7, error=7))
+    ('1.46 ± 0.09 ×', '13.6 ×', 'roughly 7.0 ×')
     """
-    return f"× {gain.ratio:.2f}" + (f" ± {gain.error:.2f}" if gain.error else "")
+    if gain.error >= gain.ratio:
+        return f"roughly {gain.ratio:.1f} ×"
+    digits = 2 if gain.ratio < 10 else 1
+    return f"{gain.ratio:.{digits}f}{f' ± {gain.error:.{digits}f}' if gain.error else ''} ×"
 
 
 def describe_gain(finding: Finding) -> str:
     """What a finding's change gives: the measured gain, the most it could give, or nothing."""
     if finding.gain is not None:
         return f"{format_gain(finding.gain)} measured"
-    return "" if finding.limit is None else f"at most × {finding.limit.ratio:.2f}"
+    return "" if finding.limit is None else f"at most {finding.limit.ratio:.2f} ×"
 
 
 FigureLine = tuple[str, int | str, str]

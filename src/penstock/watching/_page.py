@@ -200,7 +200,7 @@ def machine_facts(machine: MachineFacts) -> Iterator[Fact]:
     if machine.memory_bytes is not None:
         limit = "" if machine.memory_limit_bytes is None else f", limit {format_bytes(machine.memory_limit_bytes)}"
         yield Fact(name="memory", value=format_bytes(machine.memory_bytes) + limit)
-    yield Fact(name="accelerator", value=", ".join(machine.accelerators) or "none that NVML knows")
+    yield Fact(name="accelerator", value=", ".join(machine.accelerators) or "none found")
     yield Fact(name="system", value=f"{machine.system}, Python {machine.python}")
 
 
