@@ -9,7 +9,7 @@ LIGHT := $(VENV)/.light
 # Tests start thousands of interpreters: where the environment forbids bytecode, each would compile the sources again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo docs test collected check chromium stress floors release bench clean
+.PHONY: setup demo docs test collected check chromium stress floors release bench bench-peers clean
 
 setup: $(READY)
 
@@ -88,5 +88,19 @@ release: setup
 bench: setup
 	for script in benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done
 
+# Penstock beside what else people use: docs/side-by-side.md and its figures. One question: make bench-peers QUESTION=1
+PEERS := .venv-bench
+QUESTION ?=
+bench-peers:
+	$(MAKE) --jobs=2 $(PEERS)/common/.ready $(PEERS)/apart/.ready
+	$(PEERS)/common/bin/python benchmarks/peers/all.py $(QUESTION)
+
+$(PEERS)/%/.ready: benchmarks/peers/%.txt
+	$(PYTHON) -m venv --clear $(PEERS)/$*
+	$(PEERS)/$*/bin/pip install --quiet --disable-pip-version-check --no-compile --requirement $<
+	$(if $(filter apart,$*),$(PEERS)/$*/bin/pip install --quiet --no-deps --no-compile torchvision==0.15.2, \
+		$(PEERS)/$*/bin/pip install --quiet --no-compile --constraint $< --editable '.[torch,text,images,service,s3]')
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(FLOORS) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(FLOORS) $(PEERS) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
