@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import os
 import random
@@ -9,7 +11,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -167,6 +171,44 @@ def test_a_cache_smaller_than_the_data_holds_its_budget(
                 largest = max(largest, cached_bytes(tmp_path))
     assert seen == 2 * list(range(NUM_SAMPLES))
     assert largest <= budget
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_readers_that_share_too_small_a_cache_wait_for_each_other_and_not_for_ever(
+    seed: int, server: s3lite.Server, tmp_path: Path, original: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch takes several shards, and the cache has no room for those of all batches that are computed at once."""
+    monkeypatch.setattr(_epochs, "STORAGE_WINDOW_BYTES", 64 << 10)
+    rng, local = random.Random(seed), penstock.open(original)
+    budget = int(local.storage.num_bytes * rng.uniform(0.75, 0.95))
+    size, group = rng.choice([4, 6]), 1
+    plan = opened(tmp_path, cache_bytes=budget).shuffle(seed, group=group).batch(size)
+    expected = local.shuffle(seed, group=group).batch(size)
+    with penstock.DataLoader(plan, num_workers=4, workers="thread", prefetch_factor=4) as loader:
+        for epoch in range(2):
+            for step, batch in enumerate(loader):
+                np.testing.assert_array_equal(batch["x"], expected.read(step, epoch)["x"])
+                assert cached_bytes(tmp_path) <= budget
+
+
+def test_a_shard_that_is_gone_when_it_is_opened_holds_nothing_that_its_reader_had(
+    original: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(original, tmp_path / "copy")
+    dataset = penstock.open(tmp_path / "copy")
+    shutil.rmtree(tmp_path / "copy")
+
+    def read() -> weakref.ref[object]:
+        mine = threading.Event()  # stands for a shard that this reader has open
+        with contextlib.suppress(DatasetChanged):
+            dataset[0]
+        return weakref.ref(mine)
+
+    gc.disable()
+    try:
+        assert read()() is None
+    finally:
+        gc.enable()
 
 
 def test_torch_workers_that_are_forked_read_it(server: s3lite.Server, tmp_path: Path, original: Path) -> None:

@@ -56,10 +56,10 @@ class FetchAhead:
         self._ranks, self._world_size = _ranks_of_node(rank, world_size), world_size
         self._folders = [each for each in plan.shard_folders if each.supply is not None]
         self._supplies = tuple(cast("RemoteFolder", each.supply) for each in self._folders)
-        self._slack = _SLACK_BATCHES * plan.global_size
+        self._slack = _SLACK_BATCHES * plan.global_size if len(self._ranks) > 1 else 0
         self._reach = self._slack + num_ahead * plan.global_size
         self._key, self.row = secrets.token_hex(8), row
-        self._announced_at = row
+        self._announced_at, self._has_warned = row, False
         self._horizon = self._find_horizon(row)
         self._is_over = threading.Event()
         self._show_first(self._announce())
@@ -147,25 +147,29 @@ class FetchAhead:
         return max(probed, min(2 * num_rows, probed * _MOST_USES // num_uses))
 
     def _check_room(self, uses: Uses) -> None:
-        """Refuse a cache that cannot hold what is read at the same time.
+        """Refuse a cache that cannot hold what a batch reads, and warn of one that holds too little for those ahead.
 
         Raises:
             StorageError: names the bytes that would do.
         """
+        from penstock.remote import most_in_use
+
         for number, folder in enumerate(self._folders):
-            own = uses.of_folder(number)
-            sizes = np.array([shard.num_bytes for shard in folder.manifest.shards], np.int64)[own.shard]
-            ends = own.last_row + self._reach + 1
-            rows = np.concatenate([own.first_row, ends])
-            changes = np.concatenate([sizes, -sizes])[np.argsort(rows, kind="stable")]
-            needed = int(np.cumsum(changes).max(initial=0))
-            budget = self._supplies[number].where.budget_bytes
-            if needed > budget:
-                raise StorageError(
-                    f"{folder.path}: this order needs {needed:,} bytes of shards for {self._reach:,} rows, and the "
-                    f"cache may have {budget:,}. Give cache_bytes={needed + needed // 8:,} or more; or shuffle with a "
-                    'smaller group= or with lanes=, and not with mode="full".'
-                )
+            own, budget = uses.of_folder(number), self._supplies[number].where.budget_bytes
+            sizes = np.array([shard.num_bytes for shard in folder.manifest.shards], np.int64)
+            needed = most_in_use(own, sizes, self._reach)
+            if needed <= budget:
+                continue
+            said = (
+                f"{folder.path}: this order needs {needed:,} bytes of shards for {self._reach:,} rows, and the cache "
+                f"may have {budget:,}. Give cache_bytes={needed + needed // 8:,} or more; or shuffle with a smaller "
+                'group= or with lanes=, and not with mode="full".'
+            )
+            if most_in_use(own, sizes, self._plan.global_size) > budget:
+                raise StorageError(said)
+            if not self._has_warned:
+                self._has_warned = True
+                _log.warning("%s Until then, shards are fetched more often than needed.", said)
 
 
 def _ranks_of_node(rank: int, world_size: int) -> tuple[int, ...]:

@@ -25,6 +25,7 @@ import hashlib
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,8 @@ MANIFEST_NAME, URL_NAME = "manifest.json", "url"
 _BUDGET_NAME = ".budget"
 _KEPT = (MANIFEST_NAME, URL_NAME)
 _SHARE_OF_FREE = 0.8
+_CLOSED_SECONDS = 0.5
+"""So soon after an eviction, readers have noticed."""
 _FOLDER = re.compile(r".*-[0-9a-f]{24}", re.ASCII)
 
 
@@ -223,10 +226,10 @@ class Cache:
         return missing <= 0 or self._evict(counter, missing, choose)
 
     def _evict(self, counter: _Counter, missing: int, choose: Choose) -> bool:
-        """Whether so many bytes became free. What is still open becomes free later, and is not evicted twice over."""
+        """Whether so many bytes became free. What readers are about to close is not evicted twice over."""
         folders = _folders(self.root)
         missing -= sum(map(_remove_gone, folders))
-        coming = sum(each.stat().st_size for folder in folders for each in folder.glob(f"{GONE}*"))
+        coming = sum(_coming(each) for folder in folders for each in folder.glob(f"{GONE}*"))
         if missing > coming:
             chosen = choose([file for folder in folders for file in _files(folder)], missing - coming)
             for file in chosen or ():
@@ -295,6 +298,12 @@ def _evict(file: CachedFile) -> None:
 def _remove_gone(folder: Path) -> int:
     """Remove evicted files that nobody has open; return how many bytes became free."""
     return sum(_unlink_unlocked(path) for path in list(folder.glob(f"{GONE}*")))
+
+
+def _coming(path: Path) -> int:
+    """Bytes of an evicted file that readers are about to close; one that waits for room meanwhile keeps it open."""
+    status = path.stat()
+    return status.st_size if time.time() - status.st_ctime < _CLOSED_SECONDS else 0
 
 
 def _unlink_unlocked(path: Path) -> int:

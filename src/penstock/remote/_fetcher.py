@@ -51,8 +51,11 @@ from penstock.remote._uses import NEVER, Uses, choose_evictions
 from penstock.workers import Channel, SentError, guard_life_line
 
 CALLS_AT_ONCE = 32
-_AHEAD = 6
-"""Files fetched ahead at once; each in many ranges."""
+_AHEAD_LEAST, _AHEAD_MOST, _AHEAD_SECONDS = 2, 32, 0.5
+"""Files fetched ahead at once, each in many ranges: as many as the line delivers in half a second. More would be there
+no sooner, and those that are needed first later."""
+_EARLY_LEAST = 6
+"""Files that are fetched ahead whatever a full cache holds."""
 _LEAD = 8
 """A full cache is filled ahead with an eighth of what it may hold; the rest stays what is needed soonest."""
 _ROUNDS = 8
@@ -60,6 +63,8 @@ _ROUNDS = 8
 _LOOK_SECONDS = 0.05
 _NO_ROOM_SECONDS = 60.0
 """How long a reader waits for room that others do not make."""
+_YIELD_SECONDS = 2.0
+"""How long a reader waits for those that need something sooner."""
 _RECENT_SECONDS = 120.0
 """A file that another fetcher needs was touched no longer ago than this."""
 _SETTINGS = ("aws_", "azure_", "google_", "gcs_", "hf_", "ssl_cert_", "http_proxy", "https_proxy", "no_proxy")
@@ -290,7 +295,7 @@ class Fetcher:
         begin = time.monotonic()
         self._counts["num_waits"] += 1
         try:
-            while not await self._obtain(found, name, -1):
+            while not await self._obtain(found, name, self._needed_at(found, name, time.monotonic() - begin)):
                 if time.monotonic() - begin > _NO_ROOM_SECONDS:
                     raise StorageError(
                         f"{found.cache.root}: no room for {name}. Files that are open or being fetched take all of the "
@@ -299,6 +304,14 @@ class Fetcher:
                 await asyncio.sleep(_LOOK_SECONDS)
         finally:
             self._counts["wait_seconds"] += time.monotonic() - begin
+
+    def _needed_at(self, folder: _Folder, name: str, waited: float) -> int:
+        """The row for which somebody waits: what is needed before it stays, or readers evict each other's files.
+
+        -1 if no run needs the file, or if it waits for long: then everything may be evicted.
+        """
+        rows = self._next_rows([CachedFile(folder.path, name, 0, 0.0)])
+        return -1 if rows[0] == NEVER or waited > _YIELD_SECONDS else int(rows[0])
 
     async def on_schedule(self, schedule: Schedule, row: int) -> None:
         """From now on, fetch ahead by this."""
@@ -424,18 +437,24 @@ class Fetcher:
 
     async def _fetch_ahead(self) -> None:
         """Keep files of all runs coming, those first that are needed first."""
-        running: set[asyncio.Future[Any]] = set()
+        running: dict[asyncio.Future[Any], int] = {}
         while True:
             self._changed.clear()
             for run in list(self._runs.values()):
-                while not run.lacks_room and len(running) < _AHEAD and (found := self._next_of(run)) is not None:
-                    running.add(asyncio.ensure_future(self._obtain_ahead(run, *found)))
+                while not run.lacks_room and self._keeps_up(running) and (found := self._next_of(run)) is not None:
+                    folder, name, _ = found
+                    running[asyncio.ensure_future(self._obtain_ahead(run, *found))] = folder.contents.sizes[name]
                     run.next += 1
                     await asyncio.sleep(0)  # so that the file counts as being obtained
             change: asyncio.Future[Any] = asyncio.ensure_future(self._changed.wait())
             done, _ = await asyncio.wait({change, *running}, return_when=asyncio.FIRST_COMPLETED)
-            running -= done
+            running = {future: size for future, size in running.items() if future not in done}
             change.cancel()
+
+    def _keeps_up(self, running: Mapping[asyncio.Future[Any], int]) -> bool:
+        """Whether the line could deliver another file soon."""
+        soon = self._downloader.bytes_per_second() * _AHEAD_SECONDS
+        return len(running) < _AHEAD_LEAST or (len(running) < _AHEAD_MOST and sum(running.values()) < soon)
 
     def _next_of(self, run: _Run) -> tuple[_Folder, str, int] | None:
         """The next file of a run that is not there, and the row at which it is needed."""
@@ -468,7 +487,7 @@ class Fetcher:
             self._folders[run.schedule.folders[uses.folder[each]].path].size_of(int(uses.shard[each]))
             for each in range(first, number)
         )
-        return coming * _LEAD > cache.budget_bytes and number - first >= _AHEAD
+        return coming * _LEAD > cache.budget_bytes and number - first >= _EARLY_LEAST
 
     async def _obtain_ahead(self, run: _Run, folder: _Folder, name: str, needed_at: int) -> None:
         """Have a file before it is needed; if there is no room, wait for the run to go on."""
@@ -493,8 +512,7 @@ class Fetcher:
         """
 
         def choose(files: Sequence[CachedFile], missing: int) -> list[CachedFile] | None:
-            now = time.time()
-            next_rows = self._next_rows(files)
+            now, next_rows = time.time(), self._next_rows(files)
             sizes = np.array([file.num_bytes for file in files], np.int64)
             used_at = np.array([file.used_at for file in files])
             noted_at = np.array([self._noted_at.get((str(file.folder), file.name), 0.0) for file in files])

@@ -64,9 +64,10 @@ class ShardFolder:
         read(self.shards, column, indices, out)
 
     def read_ragged(self, column: Column, indices: NDArray[np.int64]) -> Ragged:
-        if self.supply is not None:
-            self.shards.open_all(indices)
-        return nest(column, (self._read_stored(part, indices) for part in column.stored), self.path)
+        held = [] if self.supply is None else self.shards.open_all(indices)
+        found = nest(column, (self._read_stored(part, indices) for part in column.stored), self.path)
+        del held
+        return found
 
     def _read_stored(self, column: Column, indices: NDArray[np.int64]) -> Ragged:
         read = gather_ragged if self.io == "map" else _pread_ragged

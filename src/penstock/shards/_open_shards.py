@@ -126,10 +126,15 @@ class OpenShards:
                 shard = self._shards.get(number) or self._open(number)
         return shard
 
-    def open_all(self, indices: NDArray[np.int64]) -> None:
-        """Open what samples need, so that a read which holds on to some shards does not wait for others."""
-        for number in np.unique(self.locate(indices)[0]).tolist():
-            self.open_shard(number)
+    def open_all(self, indices: NDArray[np.int64]) -> list[Shard]:
+        """The shards that samples need. Who holds them waits for no other; who waits for one holds none."""
+        numbers = np.unique(self.locate(indices)[0]).tolist()
+        while True:
+            for number in numbers:
+                self.open_shard(number)
+            found = [shard for number in numbers if (shard := self._shards.get(number)) is not None]
+            if len(found) == len(numbers):
+                return found
 
     def close_shards(self, numbers: set[int]) -> None:
         """Forget these shards; their files close when the last reader is done with them."""

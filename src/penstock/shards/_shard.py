@@ -266,12 +266,14 @@ def open_file(folder: Path, name: str, *, io: Literal["map", "pread"], fingerpri
         return kind(folder / name)
     except (FileNotFoundError, NotADirectoryError):
         missing = _missing(folder, name, fingerprint)
-    if isinstance(missing, DatasetChanged):
-        raise missing
     try:  # the same data may just have been written again, under the same name
+        if isinstance(missing, DatasetChanged):
+            raise missing
         return kind(folder / name)
     except FileNotFoundError:
         raise missing from None
+    finally:
+        del missing  # else it holds its traceback, and so what the callers hold, other shards say, until a collection
 
 
 def changed(folder: Path, found: str, expected: str) -> DatasetChanged:
