@@ -116,6 +116,14 @@ def test_the_row_of_a_rows_source_and_position_is_the_row(some, seed, rows):
     assert back == rows
 
 
+@given(weights, seeds, st.integers(0, 2**60), st.integers(1, 100), st.integers(1, 5))
+@settings(deadline=None, max_examples=30)
+def test_rows_side_by_side_come_as_one_by_one(some, seed, first, count, stride):
+    mixture, rows = Mixture(some, seed), first + np.arange(count) * stride
+    alone = [mixture.locate([row]) for row in rows.tolist()]
+    assert np.array_equal(np.stack(mixture.locate(rows)), np.stack(alone, axis=1)[..., 0])
+
+
 def test_locate_is_sources_and_positions():
     mixture = Mixture([5, 3, 2], seed=7)
     rows = np.random.default_rng(0).integers(0, 2**62, size=(10, 100))

@@ -53,6 +53,14 @@ def test_the_kernel_is_the_method_as_described(size, key, data):
     assert Permutation(size, key)([position]).tolist() == [reference(size, key, position)]
 
 
+@given(sizes, keys, st.integers(1, 40), st.data())
+@settings(deadline=None)
+def test_numbers_side_by_side_come_as_one_by_one(size, key, count, data):
+    positions = data.draw(st.lists(st.integers(0, size - 1), min_size=count, max_size=count))
+    permutation = Permutation(size, key)
+    assert permutation(positions).tolist() == [permutation([each])[0] for each in positions]
+
+
 @given(st.integers(0, 70_000), keys)
 @settings(max_examples=40, deadline=None)
 def test_every_number_comes_exactly_once(size, key):

@@ -71,6 +71,45 @@ static int64_t permuted(int64_t number, const Shape *shape, uint64_t key)
     return (int64_t)place;
 }
 
+/* How many numbers are permuted side by side: a round waits for the one before it, and those of the other numbers fill
+   that time. It takes half as long as one by one, and twice as many at once gain nothing more. */
+enum { TOGETHER = 8 };
+
+/* Whether `TOGETHER` of these numbers, of which there are `count`, are from `start` up to `stop`. */
+static bool are_together(const int64_t *number, int64_t count, int64_t start, int64_t stop)
+{
+    bool are_inside = count >= TOGETHER;
+    for (int k = 0; are_inside && k < TOGETHER; k++)
+        are_inside = number[k] >= start && number[k] < stop;
+    return are_inside;
+}
+
+/* `TOGETHER` numbers, each less `start`, as `permuted` gives them one by one. */
+static void permute_together(const int64_t *number, int64_t start, const Shape *shape, uint64_t key, int64_t *place)
+{
+    uint64_t mask = ((uint64_t)1 << shape->bits) - 1, radix = shape->radix, round_key = key;
+    uint64_t left[TOGETHER], right[TOGETHER];
+    for (int k = 0; k < TOGETHER; k++) {
+        left[k] = (uint64_t)(number[k] - start) >> shape->bits;
+        right[k] = (uint64_t)(number[k] - start) & mask;
+    }
+    for (int pass = 0; pass < shape->passes; pass++) {
+        for (int k = 0; k < TOGETHER; k++)
+            right[k] = (right[k] + hash(left[k], round_key)) & mask;
+        for (int k = 0; k < TOGETHER; k++) {
+            left[k] += hash(right[k], round_key + GAMMA) * radix >> 32;
+            left[k] -= left[k] >= radix ? radix : 0;
+        }
+        round_key += GAMMA + GAMMA;
+    }
+    for (int k = 0; k < TOGETHER; k++) {
+        uint64_t found = left[k] << shape->bits | right[k];
+        while (found >= shape->size)
+            found = encipher(found, shape, key);
+        place[k] = (int64_t)found;
+    }
+}
+
 static bool are_mapped(const Object *indices, const Object *out)
 {
     return is_int64(indices) && is_int64(out) && is_writeable(out) && size_of(out) >= size_of(indices);
@@ -85,10 +124,16 @@ KERNEL int64_t order_permute(const Object *positions, const Object *out, int64_t
     const int64_t *position = data_of(positions);
     int64_t *rows = data_of(out), count = size_of(positions);
     uint64_t own_key = child_key(key, 0); /* keys 1 and 2 must not be neighbours */
-    for (int64_t i = 0; i < count; i++) {
+    for (int64_t i = 0; i < count;) {
+        if (are_together(position + i, count - i, 0, size)) {
+            permute_together(position + i, 0, &shape, own_key, rows + i);
+            i += TOGETHER;
+            continue;
+        }
         if (position[i] < 0 || position[i] >= size)
             return i;
         rows[i] = permuted(position[i], &shape, own_key);
+        i++;
     }
     return DONE;
 }
@@ -122,19 +167,30 @@ static bool are_groups(
     return true;
 }
 
-/* The row at a place before rows are mixed, whose group is one of `first` to `last`: permute inside the group, then
-   find the slot (window) that it fell into. */
+/* Makes the group of a place, one of `first` to `last`, the one that is remembered. */
+static void enter(Groups *groups, int64_t place, int64_t first, int64_t last)
+{
+    if (place >= groups->start && place < groups->stop)
+        return;
+    groups->number = last_at_most(groups->starts, first, last, place);
+    groups->start = groups->starts[groups->number], groups->stop = groups->starts[groups->number + 1];
+    groups->shape = shape_of(groups->stop - groups->start);
+    groups->group_key = child_key(groups->key, groups->number);
+}
+
+/* The row at a mixed place of the group: find the slot (window) that it fell into. */
+static int64_t row_of(const Groups *groups, int64_t mixed)
+{
+    int64_t first = groups->number * groups->group, place = groups->start + mixed;
+    int64_t end = least(first + groups->group, groups->num_slots);
+    return place + groups->shift[last_at_most(groups->slots, first, end, place)];
+}
+
+/* The row at a place before rows are mixed. */
 static int64_t mixed_row(Groups *groups, int64_t place, int64_t first, int64_t last)
 {
-    if (place < groups->start || place >= groups->stop) {
-        groups->number = last_at_most(groups->starts, first, last, place);
-        groups->start = groups->starts[groups->number], groups->stop = groups->starts[groups->number + 1];
-        groups->shape = shape_of(groups->stop - groups->start);
-        groups->group_key = child_key(groups->key, groups->number);
-    }
-    int64_t mixed = groups->start + permuted(place - groups->start, &groups->shape, groups->group_key);
-    int64_t end = least((groups->number + 1) * groups->group, groups->num_slots);
-    return mixed + groups->shift[last_at_most(groups->slots, groups->number * groups->group, end, mixed)];
+    enter(groups, place, first, last);
+    return row_of(groups, permuted(place - groups->start, &groups->shape, groups->group_key));
 }
 
 /* Position -> row: permute inside its group of slots. */
@@ -147,10 +203,19 @@ KERNEL int64_t order_windowed_rows(
         return REFUSED;
     const int64_t *position = data_of(positions);
     int64_t *rows = data_of(out), count = size_of(positions), num_groups = size_of(group_starts) - 1;
-    for (int64_t i = 0; i < count; i++) {
+    for (int64_t i = 0; i < count;) {
         if (position[i] < 0 || position[i] >= size)
             return i;
-        rows[i] = mixed_row(&groups, position[i], 0, num_groups);
+        enter(&groups, position[i], 0, num_groups);
+        if (are_together(position + i, count - i, groups.start, groups.stop)) {
+            permute_together(position + i, groups.start, &groups.shape, groups.group_key, rows + i);
+            for (int k = 0; k < TOGETHER; k++)
+                rows[i + k] = row_of(&groups, rows[i + k]);
+            i += TOGETHER;
+        } else {
+            rows[i] = mixed_row(&groups, position[i], 0, num_groups);
+            i++;
+        }
     }
     return DONE;
 }
@@ -205,7 +270,7 @@ KERNEL int64_t order_shuffle_strata(const Object *rows, const Object *out, int64
     const int64_t *row = data_of(rows);
     int64_t *places = data_of(out), count = size_of(rows), start = -1;
     uint64_t stratum_key = key;
-    for (int64_t i = 0; i < count; i++) {
+    for (int64_t i = 0; i < count;) {
         if (row[i] < 0 || row[i] >= size)
             return i;
         int64_t offset = row[i] % stratum;
@@ -213,7 +278,15 @@ KERNEL int64_t order_shuffle_strata(const Object *rows, const Object *out, int64
             start = row[i] - offset;
             stratum_key = child_key(key, start / stratum);
         }
-        places[i] = start + permuted(offset, &shape, stratum_key);
+        if (are_together(row + i, count - i, start, least(start + stratum, size))) {
+            permute_together(row + i, start, &shape, stratum_key, places + i);
+            for (int k = 0; k < TOGETHER; k++)
+                places[i + k] += start;
+            i += TOGETHER;
+        } else {
+            places[i] = start + permuted(offset, &shape, stratum_key);
+            i++;
+        }
     }
     return DONE;
 }

@@ -25,7 +25,7 @@ sequence. So a block holds exactly its quota of consecutive positions, in order 
 and mixed within one. `counts(n)` is how many rows of each source come before row n, which in the middle
 of a stratum is not the same as the highest position plus 1.
 
-Price: 65,536 x sources comparisons to build (2 ms for 5), 1.5 MB; about 110 ns per row.
+Price: 65,536 x sources comparisons to build (2 ms for 5), 1.5 MB; 25 to 110 ns per row.
 
 **Schedules.** Weights may change at given rows: curricula, annealing, a change of mind at a checkpoint. A schedule is a
 sequence of phases, each its own mixture from some row on. A phase continues in every source where the phases before it

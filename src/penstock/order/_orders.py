@@ -10,7 +10,7 @@ by itself. There are three kinds:
 Epochs differ because the epoch is part of the key; nothing is kept from one to the next.
 
 **A permutation that is computed, not stored.** A stored one costs 8 bytes per number, takes minutes at 1e9 numbers, and
-cannot give its entry 700,000,000 without building the rest. A keyed bijection gives any entry by itself, in about 24 ns
+cannot give its entry 700,000,000 without building the rest. A keyed bijection gives any entry by itself, in 8 to 24 ns
 and without memory. `_kernels.py` has the arithmetic, and why it is strong enough: a chi-square test over keys finds no
 bias, though it finds one in two well-known weak methods.
 

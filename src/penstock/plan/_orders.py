@@ -212,10 +212,13 @@ class BucketedOrder(SampleOrder):
         return identity if stage.run_tokens is None else [*identity, stage.run_tokens, stage.multiple, stage.length]
 
     def find(self, rows: Rows) -> NDArray[np.int64]:
+        firsts = rows - rows % max(1, self.num_rows) % self._bucket
+        if not len(rows):
+            return firsts
+        low, high = _kernels.extent(firsts)
+        if low == high:
+            return self._sorted(low)[rows - low]
         found = np.empty(len(rows), np.int64)
-        epochs, places = np.divmod(rows, max(1, self.num_rows))
-        buckets = places // self._bucket
-        firsts = epochs * self.num_rows + buckets * self._bucket
         for first in np.unique(firsts).tolist():
             here = np.flatnonzero(firsts == first)
             found[here] = self._sorted(first)[rows[here] - first]
@@ -261,10 +264,15 @@ class BucketedOrder(SampleOrder):
         stage, size = self._stage, len(lengths)
         if stage.run_tokens is None:
             num_runs = -(-size // self._run)
-            return np.argsort(lengths, kind="stable"), np.minimum(np.arange(num_runs + 1) * self._run, size)
+            return _sort_stably(lengths), np.minimum(np.arange(num_runs + 1) * self._run, size)
         shown = lengths if stage.length is None else np.minimum(lengths, stage.length)
-        by_length = np.argsort(-shown, kind="stable")  # a run is as wide as its first row, whatever comes after it
+        by_length = _sort_stably(shown.max() - shown)  # a run is as wide as its first row, whatever comes after it
         return by_length, _kernels.cut(shown[by_length], stage.run_tokens, self._run, stage.multiple)
+
+
+def _sort_stably(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Their places in rising order; small numbers are sorted digit by digit, four times as fast."""
+    return np.argsort(numbers.astype(np.uint16) if numbers.max() < _MANY else numbers, kind="stable")
 
 
 def make_order(samples: Samples, columns: tuple[Column, ...], stages: Sequence[Stage]) -> SampleOrder:

@@ -232,20 +232,14 @@ class PackedRows(DocumentRows):
         return self._look_up(self._row_attention, rows) if measure == ATTENTION else super().costs(rows, measure)
 
     def _look_up(self, table: NDArray[Any], rows: Rows) -> NDArray[Any]:
-        """The entry of each row in a table of the data's rows."""
-        found = np.empty(len(rows), table.dtype)
-        for epoch, places, data_rows in self.epochs.locate(rows):
-            self._count_windows_of(epoch, data_rows, int(rows.min()))
-            found[places] = table[data_rows]
-        return found
-
-    def _count_windows_of(self, epoch: int, data_rows: NDArray[np.int64], at: int) -> None:
-        """Pack the windows that no epoch has packed yet."""
-        if self._is_counted.all():
-            return
-        windows = np.zeros(len(self._is_counted), np.bool_)
-        windows[np.searchsorted(self.epochs.row_starts, data_rows, side="right") - 1] = True
-        self._blocks.load(self._keys(epoch, np.flatnonzero(windows & ~self._is_counted)), at)
+        """The entry of each row in a table of the data's rows; windows that were never packed are packed first."""
+        if not self._is_counted.all():
+            for epoch, _, data_rows in self.epochs.locate(rows):
+                windows = np.zeros(len(self._is_counted), np.bool_)
+                windows[np.searchsorted(self.epochs.row_starts, data_rows, side="right") - 1] = True
+                missing = np.flatnonzero(windows & ~self._is_counted)
+                self._blocks.load(self._keys(epoch, missing), int(rows.min()))
+        return table[self.epochs.find(rows)]
 
     def _keys(self, epoch: int, numbers: NDArray[np.int64]) -> list[Key]:
         """The keys of windows in an epoch; without a shuffle they are packed the same way in all."""

@@ -43,9 +43,10 @@ class TargetSums:
     """Targets in consecutive rows of the run, for `num_targets_global`.
 
     A keyed shuffle scatters the rows of a batch, and nothing but looking up each of them says how many targets they
-    have: 0.03 to 0.06 µs a row, of which the permutation takes 0.02. Where lengths alone say it, that is done for 1,024
-    rows at once, and sums are kept: a smaller batch then costs two look-ups. A larger one is counted by itself, since
-    each worker process counts, whichever of the batches it reads. Where a loss mask has to be read, the batch's is.
+    have: 0.015 to 0.05 µs a row, of which the permutation takes 0.011. Where lengths alone say it, that is done for
+    1,024 rows at once, and sums are kept: a smaller batch then costs two look-ups. A larger one is counted by itself,
+    since each worker process counts, whichever of the batches it reads. Where a loss mask has to be read, the batch's
+    is.
     """
 
     def __init__(self, source: PieceSource) -> None:
@@ -58,17 +59,15 @@ class TargetSums:
 
     def between(self, begin: int, end: int) -> int:
         """Targets in rows `begin` to `end`, which may be in several epochs."""
+        if end - begin >= _CHUNK_ROWS or not self._source.counts_ahead:
+            return self.of(np.arange(begin, end))
         total, num_rows = 0, self._source.num_rows
-        is_kept = self._source.counts_ahead and end - begin < _CHUNK_ROWS
         while begin < end:
             first = begin - begin % num_rows
             chunk, place = divmod(begin - first, _CHUNK_ROWS)
             size = min(end - begin, first + num_rows - begin, _CHUNK_ROWS - place)
-            if is_kept:
-                sums = self._sums(first, chunk)
-                total += int(sums[place + size] - sums[place])
-            else:
-                total += int(self._source.count_targets(np.arange(begin, begin + size)).sum())
+            sums = self._sums(first, chunk)
+            total += int(sums[place + size] - sums[place])
             begin += size
         return total
 

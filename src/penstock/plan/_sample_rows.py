@@ -190,13 +190,20 @@ class PaddedRows(OrderedRows, DocumentRows):
         drawn = None if self.order.is_once else Drawn.of(counts)
         return Ledger(num_rows=self.num_rows, tokens_truncated=cut, drawn=drawn)
 
+    def count_targets(self, rows: Rows) -> NDArray[np.int64]:
+        if self.mask is not None:
+            return super().count_targets(rows)
+        return np.maximum(self._sizes(self.samples.locate(self.order.find(rows))) - 1, 0)
+
     def _pieces(self, rows: Rows) -> Pieces:
         documents = self.order.find(rows)
         stored = self.samples.locate(documents)
+        nothing = np.zeros(len(rows), np.int64)
+        return Pieces(np.arange(len(rows) + 1), documents, stored, nothing, self._sizes(stored))
+
+    def _sizes(self, stored: NDArray[np.int64]) -> NDArray[np.int64]:
         sizes = self.samples.storage.lengths_of(self.column, stored)
-        if self.stage.length is not None:
-            sizes = np.minimum(sizes, self.stage.length)
-        return Pieces(np.arange(len(rows) + 1), documents, stored, np.zeros(len(rows), np.int64), sizes)
+        return sizes if self.stage.length is None else np.minimum(sizes, self.stage.length)
 
 
 _CHUNK = 1 << 20
