@@ -170,15 +170,21 @@ class Cache:
         os.close(descriptor)
         return None
 
-    def reserve(self, descriptor: int, path: Path, num_bytes: int, choose: Choose) -> bool:
+    def reserve(self, descriptor: int, path: Path, num_bytes: int, choose: Choose, spare: int = 0) -> bool:
         """Make a claimed file this long, on the disk, too, evicting others if need be; False if there is no room yet.
+
+        Args:
+            spare: Bytes to make free for those that come next: what is evicted takes a moment to be closed.
 
         Raises:
             StorageError: the disk is full, of other things.
         """
         with self._counter() as counter:
-            if counter.used + num_bytes > self.budget_bytes and not self._make_room(counter, num_bytes, choose):
-                return False
+            if counter.used + num_bytes + spare > self.budget_bytes:
+                if not self._make_room(counter, num_bytes + spare, choose):
+                    self._make_room(counter, num_bytes, choose)
+                if counter.used + num_bytes > self.budget_bytes:
+                    return False
             while True:
                 try:
                     os.posix_fallocate(descriptor, 0, num_bytes)

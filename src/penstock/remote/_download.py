@@ -56,6 +56,7 @@ class Downloader:
         self._slots = asyncio.Semaphore(in_flight)
         self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
         self._arrived: deque[tuple[float, int]] = deque(maxlen=_REMEMBERED)
+        """(when it was asked for, bytes) of the last answers."""
         self._num_busy, self._busy_since = 0, 0.0
 
     async def fetch(self, store: Store, name: str, spans: Iterable[Span], descriptor: int) -> None:
@@ -120,15 +121,15 @@ class Downloader:
         self._seconds.append(time.monotonic() - asked_at)
         self.traffic.request_seconds += self._seconds[-1]
         self.traffic.num_bytes += len(data)
-        self._arrived.append((time.monotonic(), len(data)))
+        self._arrived.append((asked_at, len(data)))
         return data
 
     def bytes_per_second(self) -> float:
         """How fast the last answers came."""
-        if len(self._arrived) < 2:
+        if not self._arrived:
             return 0.0
-        (begin, first), (end, _) = self._arrived[0], self._arrived[-1]
-        return (sum(size for _, size in self._arrived) - first) / max(end - begin, 1e-3)
+        since = min(asked_at for asked_at, _ in self._arrived)
+        return sum(size for _, size in self._arrived) / max(time.monotonic() - since, 1e-3)
 
     def _patience(self) -> float:
         """Seconds after which a request is asked again."""

@@ -54,6 +54,8 @@ CALLS_AT_ONCE = 32
 _AHEAD_LEAST, _AHEAD_MOST, _AHEAD_SECONDS = 2, 32, 0.5
 """Files fetched ahead at once, each in many ranges: as many as the line delivers in half a second. More would be there
 no sooner, and those that are needed first later."""
+_SPARE = 16
+"""Of a full cache at most a sixteenth is free for files that come next."""
 _EARLY_LEAST = 6
 """Files that are fetched ahead whatever a full cache holds."""
 _LEAD = 8
@@ -384,8 +386,8 @@ class Fetcher:
         try:
             if not is_begun:
                 os.ftruncate(descriptor, 0)
-                choose = self._chooser(folder, needed_at)
-                if not await asyncio.to_thread(folder.cache.reserve, descriptor, path, size, choose):
+                choose, spare = self._chooser(folder, needed_at), self._spare_bytes(folder.cache)
+                if not await asyncio.to_thread(folder.cache.reserve, descriptor, path, size, choose, spare):
                     return False
             await self._fill(folder, name, descriptor, path, [] if is_begun else [(0, size)])
             if etag is not None:
@@ -497,10 +499,14 @@ class Fetcher:
                     run.lacks_room = False
                     return
                 run.lacks_room = True
-                await asyncio.sleep(4 * _LOOK_SECONDS)
+                await asyncio.sleep(_LOOK_SECONDS)
             except (PenstockError, OSError) as error:
                 _log.warning("Fetching %s/%s ahead failed: %s", folder.url, name, error)
                 await asyncio.sleep(_PAUSE_SECONDS)
+
+    def _spare_bytes(self, cache: Cache) -> int:
+        """What the line delivers until readers have closed what is evicted; not much of a cache that is small."""
+        return min(int(self._downloader.bytes_per_second() * _AHEAD_SECONDS), cache.budget_bytes // _SPARE)
 
     def _chooser(
         self, folder: _Folder, needed_at: int
