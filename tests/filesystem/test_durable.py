@@ -51,6 +51,19 @@ def test_a_page_is_put_in_place_through_no_link_that_others_laid(tmp_path):
     assert set(tmp_path.iterdir()) == before
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a pipe to somebody else")
+def test_a_page_is_not_written_into_a_pipe_that_others_laid(tmp_path):
+    page = tmp_path / "page.html"
+    os.mkfifo(page, 0o666)
+    os.chown(page, 65534, 65534)
+    listening = os.open(page, os.O_RDWR | os.O_NONBLOCK)
+    put_in_place(page, "secret")
+    with pytest.raises(BlockingIOError):
+        os.read(listening, 10)
+    os.close(listening)
+    assert page.read_text() == "secret"
+
+
 def test_a_page_replaces_a_file_that_somebody_may_hold_open_or_have_linked(tmp_path):
     page, other = tmp_path / "page.html", tmp_path / "other"
     page.write_text("old")

@@ -6,7 +6,6 @@ import contextlib
 import hmac
 import http.client
 import json
-import random
 import socket
 import sys
 import time
@@ -251,18 +250,6 @@ def test_a_token_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -
     shown = [f"Bearer {secret}", f"Bearer {secret[:-1]}x", "Bearer x" + secret[1:], secret, "", None, "Bearer \udcff"]
     assert [is_token(each, secret) for each in shown] == [True] + [False] * 6
     assert [ours for _, ours in seen] == [f"Bearer {secret}".encode()] * len(shown)
-
-
-def test_clocks_that_jump_cost_no_batch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    plan = penstock.from_arrays({"x": np.arange(4000)}).shuffle(seed=1).batch(10)
-    expected = [plan.read(step)["x"].tolist() for step in range(400)]
-    now, jumps = time.time, random.Random(1)
-    monkeypatch.setattr(time, "time", lambda: now() + jumps.choice([-1e9, -3600, 0, 3600, 1e9]))
-    monkeypatch.setattr(time, "time_ns", lambda: int(time.time() * 1e9))
-    with serve(plan, "127.0.0.1:0", num_workers=1) as server:
-        for options in ({"remote": server.address}, {"workers": "thread", "num_workers": 2}):
-            with penstock.DataLoader(plan, **options) as loader:  # type: ignore[arg-type]
-                assert [batch["x"].tolist() for batch in loader] == expected
 
 
 def test_a_port_that_is_taken_and_no_workers_are_told() -> None:

@@ -274,8 +274,10 @@ def _lanes(case: Case, origin: float) -> tuple[Lane, ...]:
     if not len(nexts):
         return ()
     consecutive = np.flatnonzero(np.diff(nexts["sequence"]) != 1)
-    last = nexts["start"][consecutive[0] if len(consecutive) else -1]
-    mine = mine[mine["start"] <= last][:_MOST_SPANS]
+    last = nexts[consecutive[0] if len(consecutive) else -1]
+    mine = mine[mine["start"] <= last["start"]][:_MOST_SPANS]
+    end = last["start"] + 1e9 * last["duration"]
+    mine["duration"] = np.minimum(mine["duration"], (end - mine["start"]) / 1e9)
     lanes = [Lane(name="training", spans=_training_spans(mine, origin))]
     lanes += [
         Lane(name=f"worker {worker}", spans=_spans(mine[mine["worker"] == worker], origin))

@@ -77,13 +77,12 @@ def rename(working: Path, final: Path) -> None:
 def put_in_place(path: Path, text: str) -> None:
     """Replace a file that people read, at once: nobody reads half of it.
 
-    In a shared folder nobody else can have laid a link for it, or keep the file open. A user's own links, pipes and
-    devices (`/dev/stdout`) are written to.
+    In a shared folder nobody else can have laid a link or a pipe for it, or keep the file open. A user's own links,
+    pipes and devices (`/dev/stdout`) are written to.
     """
     with contextlib.suppress(FileNotFoundError):
         status = path.lstat()
-        is_ours = stat.S_ISLNK(status.st_mode) and status.st_uid in (0, os.geteuid())
-        if is_ours or not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
+        if status.st_uid in (0, os.geteuid()) and not stat.S_ISREG(status.st_mode):
             path.write_text(text, encoding="utf-8")
             return
     beside = path.with_name(f"{path.name}.{secrets.token_hex(8)}")

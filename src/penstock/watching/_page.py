@@ -24,7 +24,7 @@ from penstock.report import (
     format_number,
     format_seconds,
 )
-from penstock.watching._summary import COLUMNS, StepHistory, WatchSummary, format_cores
+from penstock.watching._summary import COLUMNS, StepHistory, WatchSummary, format_cores, format_share
 
 _MOST_STEPS_IN_LANES = 1500
 _GIGABYTE = 1e9
@@ -58,7 +58,7 @@ def _headlines(summary: WatchSummary) -> Iterator[Headline]:
         return
     yield Headline(value=f"{format_number(summary.steps_per_second)}/s", label="steps")
     tone: Tone = "good" if summary.is_healthy else "bad"
-    yield Headline(value=f"{100 * summary.wait_share:.3g} %", label="of the time spent waiting", tone=tone)
+    yield Headline(value=format_share(summary.wait_share), label="of the time spent waiting", tone=tone)
     yield Headline(value=format_seconds(summary.long_wait_seconds), label="or more is waited in one step of a hundred")
     if summary.training_cores is not None and summary.worker_cores is not None:
         value = f"{format_cores(summary.training_cores)} + {format_cores(summary.worker_cores)}"

@@ -226,7 +226,7 @@ class WatchSummary:
     def verdict(self) -> str:
         if not self.num_steps:
             return "No step was completed, so there is nothing to say yet."
-        share = _percent(self.wait_share)
+        share = format_share(self.wait_share)
         if self.is_healthy:
             return f"Training hardly waits for data: {share} of the time."
         both = self.wait_seconds + self.step_seconds
@@ -263,7 +263,7 @@ class WatchSummary:
             once = "" if self.proportional_bytes is None else f" ({format_bytes(self.proportional_bytes)} counted once)"
             yield f"Training process and workers held up to {format_bytes(self.resident_bytes)}{once}."
         if self.accelerator_utilization is not None:
-            yield f"The accelerator was busy {_percent(self.accelerator_utilization)} of the time."
+            yield f"The accelerator was busy {format_share(self.accelerator_utilization)} of the time."
 
     def _processors(self) -> Iterator[str]:
         if self.training_cores is not None and self.worker_cores is not None and self.other_cores is not None:
@@ -331,7 +331,8 @@ def format_cores(cores: float) -> str:
     return f"{cores:.2f}"
 
 
-def _percent(share: float) -> str:
+def format_share(share: float) -> str:
+    """A share of the time, in percent."""
     return f"{100 * share:.0f} %" if share >= 0.1 or share == 0 else f"{100 * share:.1f} %"
 
 
