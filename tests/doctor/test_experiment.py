@@ -19,7 +19,6 @@ from penstock.doctor import (
     affordable_trials,
     compare_with_baseline,
     experiment,
-    survivors,
 )
 
 FAST = Trial(number=2, name="fast", kind="options", changes={"num_workers": 4})
@@ -113,13 +112,15 @@ def test_a_gain_that_noise_hides_has_more_rounds_and_a_loss_has_not() -> None:
     assert rounds(1.3) > 5 >= rounds(0.8)
 
 
-def test_a_change_whose_first_turn_was_slower_by_chance_has_another_on_a_noisy_machine() -> None:
-    noisy = [turn(0, rate) for rate in (39, 63, 60, 81)]
-    steady = [turn(0, rate) for rate in (60, 60, 60, 60)]
-    assert survivors([FAST], [*noisy, turn(2, 59), turn(0, 62)], 1) == [FAST]
-    assert survivors([FAST], [*steady, turn(2, 53), turn(0, 60)], 1) == [FAST]
-    assert survivors([FAST], [*steady, turn(2, 45), turn(0, 60)], 1) == []
-    assert survivors([FAST], [*noisy, turn(2, 59), turn(0, 62)], 3) == []
+@pytest.mark.parametrize(
+    ("baseline", "first", "num_turns"), [((39, 63, 60, 81), 59, 5), ((60,), 53, 5), ((60,), 45, 1)]
+)
+def test_a_change_whose_first_turn_was_slower_by_chance_has_another_on_a_noisy_machine(
+    baseline: tuple[float, ...], first: float, num_turns: int
+) -> None:
+    plain, tried = itertools.cycle(baseline), itertools.chain([first], itertools.cycle([70.0, 90.0]))
+    turns = conduct(lambda trial, _: next(tried) if trial is FAST else next(plain), [FAST])
+    assert min(5, sum(each.trial == FAST.number for each in turns)) == num_turns
 
 
 def test_a_change_that_cannot_be_tried_is_left_out() -> None:
@@ -160,9 +161,9 @@ def test_an_unclear_ceiling_is_measured_for_longer() -> None:
 
 def test_at_most_three_then_two_run_on() -> None:
     trials = [Trial(number=number, name=str(number), kind="options") for number in range(2, 8)]
-    turns = [turn(0, 10), *(turn(trial.number, 12 + trial.number / 10) for trial in trials), turn(0, 10)]
-    assert [each.number for each in survivors(trials, turns, 1)] == [7, 6, 5]
-    assert [each.number for each in survivors(trials, turns, 2)] == [7, 6]
+    turns = conduct(lambda trial, _: 12 + trial.number / 10 if trial in trials else 10.0, trials)
+    counts = [sum(turn.trial == trial.number for turn in turns) for trial in trials]
+    assert counts == [1, 1, 1, 2, 3, 3]
 
 
 @pytest.mark.parametrize(("epoch_steps", "whole"), [(10, True), (100_000, False), (None, False)])

@@ -7,18 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.doctor import Board, Notice, Recorder
+from penstock.doctor import Recorder
 from penstock.machine import EventKind, read_events
-
-
-def test_a_notice_is_seen_by_all_who_have_the_board_and_only_when_it_is_complete(tmp_path: Path) -> None:
-    writer, reader = Board(tmp_path / "board"), Board(tmp_path / "board")
-    assert reader.read() == Notice(0, 0, False, 1 << 62, 0)
-    for turn in (1, 2):
-        notice = Notice(trial=3, begins_at=40 * turn, whole_epochs=True, stops_at=50, number=turn)
-        writer.write(notice)
-        assert writer.read() == reader.read() == Board(tmp_path / "board").read() == notice
-    assert reader.read() is reader.read()
 
 
 @pytest.mark.parametrize(("looks", "reading", "pause"), [(0, 0.02, 0.5), (20, 0.0, 0.5), (20, 0.02, 10.0)])

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from penstock.doctor import Board, Ranks, TrainingWithoutLoader
+torch = pytest.importorskip("torch")
+
+from torch.utils.data import DataLoader  # noqa: E402
+
+from penstock.doctor import Examination, Recorder, ScriptLoader, read_recording  # noqa: E402
 
 
 class Clock:
@@ -18,54 +23,63 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        for name in ("torch", "torch.distributed.checkpoint", "safetensors.torch"):
+            for saver in ("save", "save_file", "save_model"):  # a stop replaces them, for good in a real script
+                if hasattr(module := sys.modules.get(name), saver):
+                    monkeypatch.setattr(module, saver, getattr(module, saver))
 
 
-def training(
-    tmp_path: Path, *, steps: int | None = None, seconds: float = 120.0
-) -> tuple[TrainingWithoutLoader, list[Any]]:
-    """Optimizer steps, and the facts that are noted."""
-    notes: list[Any] = []
-    log: Any = SimpleNamespace(note=lambda fact, **fields: notes.append((fact, fields)))
-    settings: Any = {"steps": steps, "seconds": seconds, "full": False}
-    unfed = TrainingWithoutLoader(log=log, board=Board(tmp_path / "board"), ranks=Ranks(0, 1), settings=settings)
-    return unfed, notes
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def examine(folder: Path, *, steps: int | None = None) -> Examination:
+    settings = {"seconds": 120.0, "steps": steps, "full": False, "observe": False, "turn_seconds": 1.0, "doctor": None}
+    (folder / "settings.json").write_text(json.dumps(settings))
+    return Examination(Recorder(folder))
+
+
+def batches_of(examination: Examination, count: int) -> Iterator[object]:
+    loader = DataLoader(torch.arange(count))
+    yield from examination.start_loop(ScriptLoader(loader, 1, "train.py:9"), lambda: iter(loader))
 
 
 @pytest.mark.parametrize("batches", [0, 5], ids=["without a loader", "after an epoch that is kept"])
-def test_half_a_minute_of_steps_without_a_batch_is_enough(
-    batches: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = Clock(monkeypatch)
-    unfed, notes = training(tmp_path)
-    for number in range(batches):
-        unfed.count(number + 1)
+def test_half_a_minute_of_steps_without_a_batch_is_enough(batches: int, tmp_path: Path, clock: Clock) -> None:
+    examination = examine(tmp_path)
+    for _ in batches_of(examination, batches):
+        examination.optimizer_stepped()
+    if not batches:
+        examination.optimizer_stepped()
     for _ in range(30):
         clock.now += 1
-        unfed.count(batches)
-        assert not unfed.is_time_to_stop()
+        examination.optimizer_stepped()
     clock.now += 1
-    unfed.count(batches)
-    assert unfed.is_time_to_stop()
-    assert notes == [("unfed", {"steps": 31 + (batches > 0), "batches": batches})]
+    with pytest.raises(SystemExit):
+        examination.optimizer_stepped()
+    (unfed,) = read_recording(tmp_path).of("unfed")
+    assert (unfed["steps"], unfed["batches"]) == (32, batches)
 
 
-def test_many_steps_of_each_batch_are_no_reason_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
-    unfed, notes = training(tmp_path)
-    for batch in range(4):
-        for _ in range(25 if batch == 0 else 60):
+def test_many_steps_of_each_batch_are_no_reason_to_stop(tmp_path: Path, clock: Clock) -> None:
+    examination = examine(tmp_path)
+    for number, _ in enumerate(batches_of(examination, 4)):
+        for _ in range(60 if number else 25):
             clock.now += 1
-            unfed.count(batch + 1)
-    assert not unfed.is_time_to_stop()
-    assert not notes
+            examination.optimizer_stepped()
+    assert not read_recording(tmp_path).has("unfed")
 
 
-def test_a_number_of_steps_is_one_of_batches_if_there_are_any(tmp_path: Path) -> None:
-    unfed, _ = training(tmp_path, steps=3)
+def test_a_number_of_steps_is_one_of_batches_if_there_are_any(tmp_path: Path, clock: Clock) -> None:
+    for folder in ("fed", "unfed"):
+        (tmp_path / folder).mkdir()
+    examination = examine(tmp_path / "fed", steps=3)
+    next(batches_of(examination, 4))
     for _ in range(5):
-        unfed.count(1)
-    assert not unfed.is_time_to_stop()
-    alone, _ = training(tmp_path / ".", steps=3)
-    for _ in range(3):
-        alone.count(0)
-    assert alone.is_time_to_stop()
+        examination.optimizer_stepped()
+    alone = examine(tmp_path / "unfed", steps=3)
+    for _ in range(2):
+        alone.optimizer_stepped()
+    with pytest.raises(SystemExit):
+        alone.optimizer_stepped()

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import CorruptionError
+from penstock.errors import CorruptionError, printable
 from penstock.service import make_certificates
 from penstock.service._connection import Connection, Refused
 from penstock.service._settings import Address
@@ -138,6 +138,39 @@ def test_a_header_is_understood_however_it_looks_and_arrives(sent: bytes, in_hal
             connection.ask("/v1/batch")
             assert connection.read_body(lambda _: memory) == 8
             assert memory[:] == b"12345678"
+        connection.close()
+
+
+LIES = {
+    "a header without an end": b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 100_000,
+    "a line without an end": b"HTTP/1.1 200 OK\r\nX: " + b"x" * 500_000,
+    "a status of many digits": b"HTTP/1.1 " + b"2" * 5000 + b" OK\r\nContent-Length: 8\r\n\r\n12345678",
+    "a status of other digits": b"HTTP/1.1 \xb2\xb0\xb0 OK\r\nContent-Length: 8\r\n\r\n12345678",
+    "no version": b"200 OK\r\nContent-Length: 8\r\n\r\n12345678",
+    "nothing but an end": b"\r\n\r\n12345678",
+    "zeros": bytes(1 << 20),
+    "less than nothing": header(CHECKED, "Content-Length: -8") + b"12345678",
+    "two lengths": header(CHECKED, "Content-Length: 8, 8") + b"12345678",
+    "a length of thousands of digits": header(CHECKED, "Content-Length: " + "8" * 5000) + b"12345678",
+    "a length of other digits": header(CHECKED, "Content-Length: \xb2") + b"12345678",
+    "more than was announced": header(CHECKED, "Content-Length: 4") + b"12345678",
+    "less than was announced": header(CHECKED, "Content-Length: 9", "Connection: close") + b"12345678",
+    "chunks": header(CHECKED, "Transfer-Encoding: chunked") + b"8\r\n12345678\r\n0\r\n\r\n",
+    "a wrong checksum": header("Penstock-Checksum: 00000000", "Content-Length: 8") + b"12345678",
+    "a checksum of letters": header("Penstock-Checksum: \xff\x00", "Content-Length: 8") + b"12345678",
+}
+
+
+@pytest.mark.parametrize("sent", LIES.values(), ids=LIES)
+def test_a_header_that_lies_is_refused_at_once_and_told_in_a_few_words(sent: bytes) -> None:
+    with answering(sent) as (address, _):
+        connection, begin = Connection(address, tls=None, token=None, seconds=5.0), time.monotonic()
+        connection.ask("/v1/batch")
+        with pytest.raises((OSError, Refused, CorruptionError)) as raised:
+            connection.read_body(lambda size: mmap.mmap(-1, size))
+        assert printable(str(raised.value)) == str(raised.value)
+        assert len(str(raised.value)) < 100
+        assert time.monotonic() - begin < 4
         connection.close()
 
 

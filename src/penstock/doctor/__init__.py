@@ -30,7 +30,6 @@ from penstock.doctor._experiment import (
     affordable_trials,
     compare_with_baseline,
     experiment,
-    survivors,
 )
 from penstock.doctor._hooks import watch_torch
 from penstock.doctor._loaders import ScriptLoader
@@ -45,7 +44,6 @@ from penstock.doctor._run import (
     recording_folder,
     run_script,
 )
-from penstock.doctor._stopping import Board, Notice, Ranks, TrainingWithoutLoader
 from penstock.doctor._supplies import GroupedSupply, IteratorSupply
 from penstock.doctor._trial_loaders import rebuild
 from penstock.doctor._turns import TurnClock, TurnClocks
@@ -53,19 +51,15 @@ from penstock.doctor._turns import TurnClock, TurnClocks
 __all__ = [
     "AS_IS",
     "REPLAY",
-    "Board",
     "Diagnosis",
     "DoctorSettings",
     "Examination",
     "GroupedSupply",
     "IteratorSupply",
-    "Notice",
-    "Ranks",
     "Recorder",
     "Recording",
     "ScriptLoader",
     "ScriptRun",
-    "TrainingWithoutLoader",
     "Trial",
     "TurnClock",
     "TurnClocks",
@@ -83,6 +77,5 @@ __all__ = [
     "rebuild",
     "recording_folder",
     "run_script",
-    "survivors",
     "watch_torch",
 ]

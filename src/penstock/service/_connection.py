@@ -239,7 +239,9 @@ class Connection:
     def _fill(self, body: memoryview, first: bytes) -> int:
         """Read a body that begins with `first`; returns its checksum, computed while the bytes are in the cache."""
         done, sock = len(first), self._sock
-        body[:done] = first  # raises if that is more than was announced
+        if done > len(body):
+            raise ConnectionError(f"sends more than the {len(body):,} bytes that it announced")
+        body[:done] = first
         found = checksum(first)
         while done < len(body):
             left = len(body) - done
