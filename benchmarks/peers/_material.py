@@ -29,6 +29,12 @@ def rows(path: Path, num_rows: int, length: int) -> None:
     np.resize(np.frombuffer(data[: len(data) // 2 * 2], np.uint16), (num_rows, length)).tofile(path)
 
 
+def documents(num_tokens: int) -> list[np.ndarray]:
+    """Texts as documents of uint16: four bytes stand for a token."""
+    found = (np.frombuffer(text.encode()[: len(text.encode()) // 4 * 4], np.uint32) for text in texts(4 * num_tokens))
+    return [document.astype(np.uint16) for document in found]
+
+
 def photos(number: int, width: int = 500, height: int = 375) -> list[bytes]:
     """JPEGs of one size: crops of the photographs that come with scikit-image and scikit-learn."""
     import io

@@ -93,6 +93,18 @@ def endless(epoch: Callable[[], Any]) -> Iterator[Any]:
         yield from epoch()
 
 
+def family(process: int) -> list[int]:
+    """A process and all that it started, in whatever group or session they are."""
+    parents: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parents.setdefault(int(path.read_text().rpartition(")")[2].split()[1]), []).append(int(path.parent.name))
+    found = [process]
+    for each in found:
+        found += parents.get(each, [])
+    return found
+
+
 class _Process:
     """A peer's process, which runs only while it has its turn."""
 
@@ -134,11 +146,14 @@ class _Process:
         """End it with all its workers."""
         assert self._process.stdin is not None
         self._signal(signal.SIGCONT)
+        started = family(self._process.pid)
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(3)
-        self._signal(signal.SIGKILL)
+        for process in started:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
         self._process.wait()
 
     @property
@@ -146,8 +161,9 @@ class _Process:
         return self._process.poll() is None
 
     def _signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
+        for process in family(self._process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, number)
 
 
 def _serve_turns(question: Question, peer: Peer, folder: Path) -> None:

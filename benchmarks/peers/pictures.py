@@ -15,7 +15,7 @@ from typing import Any
 
 import _material
 import numpy as np
-from _turns import Peer, Question, Turn, endless, rate, run
+from _turns import ENVIRONMENTS, Peer, Question, Turn, endless, rate, run
 
 SIZE, BATCH, NUMBER, SHARDS, CLASSES = 224, 32, 4096, 8, 8
 
@@ -120,6 +120,9 @@ def torch(folder: Path, arm: str) -> Turn:
 
 
 def torchvision(folder: Path, arm: str) -> Turn:
+    import sys
+
+    sys.path.append(str(ENVIRONMENTS / "torchvision"))
     from torchvision.transforms import v2  # noqa: F401
 
     raise RuntimeError("it imports here: give it a setting")

@@ -1,26 +1,13 @@
-"""Pre-tokenised windows: shuffled batches of 32 x 2,048 int64 from 128 MB of uint16 in the page cache."""
+"""Pre-tokenised windows: who hands over most tokens?"""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import _material
-import numpy as np
-from _turns import Peer, Question, Turn, endless, rate, run
-
-ROW, BATCH, NUM_ROWS = 2048, 32, 32_768
-WORKERS = ("0 workers", "1 worker", "2 workers")
-
-
-def prepare(folder: Path) -> None:
-    _material.rows(folder / "rows.bin", NUM_ROWS, ROW)
-
-
-def memory_map(folder: Path) -> np.ndarray:
-    return np.memmap(folder / "rows.bin", np.uint16, "r").reshape(-1, ROW)
+import _rows
+from _turns import Peer, Question, Turn, rate, run
 
 
 def turn(batches: Iterator[Any], arm: str) -> Turn:
@@ -29,217 +16,19 @@ def turn(batches: Iterator[Any], arm: str) -> Turn:
     def count(batch: Any) -> float:
         if isinstance(batch, dict):
             batch = batch["tokens"]
-        assert tuple(batch.shape) == (BATCH, ROW)
+        assert tuple(batch.shape) == (_rows.BATCH, _rows.ROW)
         assert str(batch.dtype) == "torch.int64"
-        return BATCH * ROW / 1e6 + 0 * int(batch[0, 0])
+        return _rows.BATCH * _rows.ROW / 1e6 + 0 * int(batch[0, 0])
 
     names = ("",) if arm.endswith("0 workers") or arm == "in the caller" else ("", "ahead of the loop")
     return lambda: dict.fromkeys(names, rate(batches, count))
 
 
-def collate(samples: list[Any]) -> Any:
-    """For libraries that hand over uint16 rows."""
-    import torch
-
-    return torch.from_numpy(np.stack(samples).astype(np.int64))
+def measured(batches: Callable[[Path, str], Iterator[Any]]) -> Callable[[Path, str], Turn]:
+    return lambda folder, arm: turn(batches(folder, arm), arm)
 
 
-def as_rows(samples: list[Any]) -> Any:
-    return collate([np.frombuffer(sample["tokens"], np.uint16) for sample in samples])
-
-
-def torch_loader(dataset: Any, arm: str, **options: Any) -> Iterator[Any]:
-    from torch.utils.data import DataLoader
-
-    workers = int(arm.split()[-2])
-    options = {"batch_size": BATCH, "num_workers": workers, "persistent_workers": workers > 0, **options}
-    loader = DataLoader(dataset, **options)
-    return endless(lambda: loader)
-
-
-def bare(folder: Path, arm: str) -> Turn:
-    import torch
-
-    rows, buffers = memory_map(folder), [torch.empty((BATCH, ROW), dtype=torch.int64) for _ in range(8)]
-
-    def batches() -> Iterator[Any]:
-        for number in itertools.count():
-            order = np.random.default_rng(number).permutation(NUM_ROWS).reshape(-1, BATCH)
-            for indices, buffer in zip(order, itertools.cycle(buffers)):
-                buffer.numpy()[...] = rows[indices]
-                yield buffer
-
-    return turn(batches(), "")
-
-
-def penstock(folder: Path, arm: str) -> Turn:
-    import penstock
-
-    if not (folder / "penstock").exists():
-        with penstock.DatasetWriter(folder / "penstock", {"tokens": f"uint16[{ROW}]"}) as writer:
-            writer.write_batch({"tokens": memory_map(folder)})
-    plan = penstock.open(folder / "penstock").cast(tokens="int64").shuffle(seed=7).batch(BATCH)
-    kind = "process" if "process" in arm else "thread"
-    return turn(iter(penstock.DataLoader(plan, num_workers=int(arm.split()[0]), workers=kind, epochs=None)), arm)
-
-
-class Items:
-    """What people write for torch: a memory map, one row per sample."""
-
-    def __init__(self, folder: Path) -> None:
-        self.rows = memory_map(folder)
-
-    def __len__(self) -> int:
-        return NUM_ROWS
-
-    def __getitem__(self, index: int) -> Any:
-        import torch
-
-        return torch.from_numpy(self.rows[index].astype(np.int64))
-
-
-class Batches(Items):
-    """The same, with the method that torch's fetcher calls once for a whole batch."""
-
-    def __getitems__(self, indices: list[int]) -> Any:
-        import torch
-
-        return torch.from_numpy(self.rows[indices].astype(np.int64))
-
-
-def keep(batch: Any) -> Any:
-    return batch
-
-
-def torch(folder: Path, arm: str) -> Turn:
-    if arm.startswith("getitems"):
-        return turn(torch_loader(Batches(folder), arm, shuffle=True, collate_fn=keep), arm)
-    return turn(torch_loader(Items(folder), arm, shuffle=True), arm)
-
-
-def drop_in(folder: Path, arm: str) -> Turn:
-    import penstock
-
-    loader = penstock.DataLoader(Items(folder), batch_size=BATCH, shuffle=True, num_workers=int(arm.split()[0]))
-    return turn(endless(lambda: loader), arm)
-
-
-def litdata(folder: Path, arm: str) -> Turn:
-    import torch
-    from litdata import StreamingDataLoader, StreamingDataset, TokensLoader
-    from litdata.streaming.writer import BinaryWriter
-
-    if not (folder / "litdata").exists():
-        (folder / "litdata").mkdir()
-        writer = BinaryWriter(
-            str(folder / "litdata"), chunk_bytes="64MB", item_loader=TokensLoader(ROW), follow_tensor_dimension=True
-        )
-        for number, row in enumerate(memory_map(folder)):
-            writer[number] = torch.from_numpy(row.copy())
-        writer.done()
-        writer.merge()
-    dataset = StreamingDataset(str(folder / "litdata"), item_loader=TokensLoader(ROW), shuffle=True, drop_last=True)
-    workers = int(arm.split()[0])
-    loader = StreamingDataLoader(
-        dataset, batch_size=BATCH, num_workers=workers, collate_fn=collate, persistent_workers=workers > 0
-    )
-    return turn(endless(lambda: loader), arm)
-
-
-def mosaic(folder: Path, arm: str) -> Turn:
-    from streaming import MDSWriter, StreamingDataset
-    from streaming.base.util import clean_stale_shared_memory
-
-    if not (folder / "mosaic").exists():
-        clean_stale_shared_memory()
-        with MDSWriter(out=str(folder / "mosaic"), columns={"tokens": "ndarray:uint16"}) as writer:
-            for row in memory_map(folder):
-                writer.write({"tokens": row})
-    (copy := folder / f"mosaic {arm}").symlink_to(folder / "mosaic")  # two datasets of a process may not share a folder
-    dataset = StreamingDataset(local=str(copy), shuffle=True, batch_size=BATCH)
-    return turn(torch_loader(dataset, arm, collate_fn=as_rows, drop_last=True), arm)
-
-
-def web(folder: Path, arm: str) -> Turn:
-    import webdataset
-
-    if not (folder / "rows-000.tar").exists():
-        for shard in range(8):
-            with webdataset.TarWriter(str(folder / f"rows-{shard:03}.tar")) as tar:
-                for number, row in enumerate(memory_map(folder)[shard::8]):
-                    tar.write({"__key__": f"{shard}-{number}", "tokens": row.tobytes()})
-    source = webdataset.WebDataset(str(folder / "rows-{000..007}.tar"), shardshuffle=8).shuffle(1000).repeat()
-    batched = source.batched(BATCH, partial=False, collation_fn=as_rows)
-    return turn(iter(webdataset.WebLoader(batched, batch_size=None, num_workers=int(arm.split()[0]))), arm)
-
-
-def hugging_face(folder: Path, arm: str) -> Turn:
-    import datasets
-
-    if not (folder / "arrow").exists():
-        features = datasets.Features({"tokens": datasets.List(datasets.Value("uint16"), length=ROW)})
-        datasets.Dataset.from_dict({"tokens": memory_map(folder)}, features=features).save_to_disk(folder / "arrow")
-    return turn(torch_loader(datasets.load_from_disk(folder / "arrow").with_format("torch"), arm, shuffle=True), arm)
-
-
-class Convert:
-    """Grain's last step; a class, because its workers are spawned."""
-
-    def __call__(self, batch: np.ndarray) -> np.ndarray:
-        return batch.astype(np.int64)
-
-
-class Source:
-    """A memory map that travels to spawned processes as its path."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.rows = folder, memory_map(folder)
-
-    def __len__(self) -> int:
-        return NUM_ROWS
-
-    def __getitem__(self, index: Any) -> np.ndarray:
-        return np.asarray(self.rows[index])
-
-    def __reduce__(self) -> Any:
-        return Source, (self.folder,)
-
-
-def grain(folder: Path, arm: str) -> Turn:
-    import grain
-    import torch
-
-    dataset = grain.MapDataset.source(Source(folder)).seed(7).shuffle().repeat().batch(BATCH).map(Convert())
-    if arm == "in the caller":
-        batches = dataset.to_iter_dataset(grain.ReadOptions(num_threads=0))
-    else:
-        batches = dataset.to_iter_dataset()
-        if arm != "threads":
-            batches = batches.mp_prefetch(grain.MultiprocessingOptions(num_workers=int(arm.split()[0])))
-    return turn(map(torch.from_numpy, iter(batches)), arm)
-
-
-def spdl(folder: Path, arm: str) -> Turn:
-    from spdl.pipeline import PipelineBuilder
-
-    rows, workers = memory_map(folder), int(arm.split()[0])
-
-    def orders() -> Iterator[list[int]]:
-        for number in itertools.count():
-            yield from np.random.default_rng(number).permutation(NUM_ROWS).reshape(-1, BATCH).tolist()
-
-    builder = PipelineBuilder()
-    if "batches" in arm:
-        builder = builder.add_source(orders()).pipe(lambda indices: collate(rows[indices]), concurrency=workers)
-    else:
-        builder = builder.add_source(itertools.chain.from_iterable(orders()))
-        builder = builder.pipe(lambda index: rows[index], concurrency=workers).aggregate(BATCH).pipe(collate)
-    pipeline = builder.add_sink(4).build(num_threads=workers)
-    pipeline.start()
-    return turn(iter(pipeline.get_iterator()), arm)
-
-
-TORCHS = tuple(f"{word}, {workers}" for word in ("item", "getitems") for workers in WORKERS)
+TORCHS = tuple(f"{word}, {workers}" for word in ("item", "getitems") for workers in _rows.WORKERS)
 QUESTION = Question(
     title="Pre-tokenised windows",
     measures={"": "Mtok/s", "ahead of the loop": "Mtok/s"},
@@ -247,24 +36,34 @@ QUESTION = Question(
     limit="One numpy gather per batch into eight buffers in turn: memory and nothing else.",
     why="Penstock gathers a whole batch at once, into memory that is used again. The others call Python for every row, "
     "allocate every batch, or send it from process to process. In the caller's thread a step waits for every batch.",
-    prepare=prepare,
+    prepare=_rows.prepare,
     peers=(
-        Peer("bare gather", bare, kind="limit"),
+        Peer("bare gather", measured(_rows.bare), kind="limit"),
         Peer(
             "Penstock",
-            penstock,
+            measured(_rows.penstock),
             ("0 workers", "1 thread", "2 threads", "1 process", "2 processes"),
             "ours",
             ("penstock-data",),
         ),
-        Peer("drop-in", drop_in, WORKERS, "ours", ("penstock-data",)),
-        Peer("torch", torch, TORCHS, packages=("torch",)),
-        Peer("LitData", litdata, WORKERS, packages=("litdata",)),
-        Peer("MosaicML", mosaic, WORKERS, packages=("mosaicml-streaming",), environment="apart"),
-        Peer("WebDataset", web, WORKERS, packages=("webdataset",)),
-        Peer("datasets", hugging_face, WORKERS, packages=("datasets",)),
-        Peer("Grain", grain, ("in the caller", "threads", "1 process", "2 processes"), packages=("grain",)),
-        Peer("SPDL", spdl, ("1 worker", "2 workers", "1 worker, batches", "2 workers, batches"), packages=("spdl",)),
+        Peer("drop-in", measured(_rows.drop_in), _rows.WORKERS, "ours", ("penstock-data",)),
+        Peer("torch", measured(_rows.torch), TORCHS, packages=("torch",)),
+        Peer("LitData", measured(_rows.litdata), _rows.WORKERS, packages=("litdata",)),
+        Peer("MosaicML", measured(_rows.mosaic), _rows.WORKERS, packages=("mosaicml-streaming",), environment="apart"),
+        Peer("WebDataset", measured(_rows.web), _rows.WORKERS, packages=("webdataset",)),
+        Peer("datasets", measured(_rows.hugging_face), _rows.WORKERS, packages=("datasets",)),
+        Peer(
+            "Grain",
+            measured(_rows.grain),
+            ("in the caller", "threads", "1 process", "2 processes"),
+            packages=("grain",),
+        ),
+        Peer(
+            "SPDL",
+            measured(_rows.spdl),
+            ("1 worker", "2 workers", "1 worker, batches", "2 workers, batches"),
+            packages=("spdl",),
+        ),
     ),
 )
 
