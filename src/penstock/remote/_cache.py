@@ -195,6 +195,8 @@ class Cache:
                             raise
                     free = shutil.disk_usage(path.parent).free
                     if not self._evict(counter, max(1, num_bytes - free), choose):
+                        if self._coming_bytes():
+                            return False
                         with storage_errors(path, doing=f"reserving {num_bytes:,} bytes for the cache"):
                             raise
                 else:
@@ -235,7 +237,7 @@ class Cache:
         """Whether so many bytes became free. What readers are about to close is not evicted twice over."""
         folders = _folders(self.root)
         missing -= sum(map(_remove_gone, folders))
-        coming = sum(_coming(each) for folder in folders for each in folder.glob(f"{GONE}*"))
+        coming = self._coming_bytes()
         if missing > coming:
             chosen = choose([file for folder in folders for file in _files(folder)], missing - coming)
             for file in chosen or ():
@@ -243,6 +245,12 @@ class Cache:
             missing -= sum(map(_remove_gone, {file.folder for file in chosen or ()}))
         counter.count()
         return missing <= 0
+
+    def _coming_bytes(self) -> int:
+        """Bytes of evicted files that readers are about to close; one that waits for room meanwhile keeps its own."""
+        since = time.time() - _CLOSED_SECONDS
+        found = [path.stat() for folder in _folders(self.root) for path in folder.glob(f"{GONE}*")]
+        return sum(status.st_size for status in found if status.st_ctime > since)
 
     @contextlib.contextmanager
     def _counter(self) -> Iterator[_Counter]:
@@ -304,12 +312,6 @@ def _evict(file: CachedFile) -> None:
 def _remove_gone(folder: Path) -> int:
     """Remove evicted files that nobody has open; return how many bytes became free."""
     return sum(_unlink_unlocked(path) for path in list(folder.glob(f"{GONE}*")))
-
-
-def _coming(path: Path) -> int:
-    """Bytes of an evicted file that readers are about to close; one that waits for room meanwhile keeps it open."""
-    status = path.stat()
-    return status.st_size if time.time() - status.st_ctime < _CLOSED_SECONDS else 0
 
 
 def _unlink_unlocked(path: Path) -> int:
