@@ -8,7 +8,8 @@ libraries that wrote them.
    prepared: `plan.read` in the caller's thread, and a loader with two threads. `datasets` has rows of 2,048 already,
    which is less work: `with_format("torch")` in torch's DataLoader, shuffled, with the best number of workers.
 2. images: JPEGs of 500 x 375 with labels, shuffled, decoded and resized in two workers: from tars where they are, from
-   the same JPEGs prepared, and by WebDataset with the best of its settings, which shuffles a buffer only.
+   the same JPEGs prepared, and by WebDataset with the best of its settings, which shuffles a buffer only; in one
+   thread, beside nothing but decoding and resizing, which no loader can be faster than.
 3. index: the headers of 100,000 members, beside `tar -t` of GNU tar.
 
 All candidates of a question take turns in each round; figures are medians over rounds, of warm caches.
@@ -201,7 +202,9 @@ def measure_images(folder: Path, rounds: int, seconds: float, pictures: str | No
         **{name: (lambda settings=settings: theirs(*settings)) for name, settings in peers.items()},
     }
     endless = {name: iter(webdataset_of(folder, *settings).repeat()) for name, settings in peers.items()}
-    alone: dict[str, Callable[[int], object]] = {"tars": tars.read, "prepared": prepared.read}
+    some = [encoded[place % len(encoded)] for place in range(IMAGES_PER_BATCH)]
+    alone: dict[str, Callable[[int], object]] = {"bare decoding": lambda _: [resized(each) for each in some]}
+    alone |= {"tars": tars.read, "prepared": prepared.read}
     for name, (_, in_worker) in peers.items():
         if in_worker:
             alone[name] = lambda step, name=name: next(endless[name])
@@ -211,6 +214,7 @@ def measure_images(folder: Path, rounds: int, seconds: float, pictures: str | No
     return {
         "mean bytes": sum(map(len, encoded)) / len(encoded),
         **{f"in one thread, {name}, processor ms of a batch": 1000 * value for name, value in spent.items()},
+        "in one thread, share of bare decoding": spent["bare decoding"] / spent["tars"],
         "in one thread, tars / prepared": spent["prepared"] / spent["tars"],
         "in one thread, tars / best WebDataset": min(spent[name] for name in spent if name in peers) / spent["tars"],
         **medians(rates),

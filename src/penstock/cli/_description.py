@@ -83,10 +83,10 @@ def describe(
     Raises:
         IncompleteDataset: there is none; the message says how far its preparation got, if one was started.
     """
-    given = str(path.absolute()) if isinstance(path, Path) else ""
+    given = str(path.absolute() if isinstance(path, Path) else path)
     kind = guess_files_format(given)
     if kind is not None:
-        if kind == "tar":
+        if kind == "tar" and isinstance(path, Path):
             index_tars([given], on_progress)
         dataset = open_dataset(path, on_error="skip")
         files = foreign_files(dataset.storage)

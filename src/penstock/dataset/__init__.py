@@ -35,6 +35,7 @@ from penstock.dataset._location import (
     Location,
     UnfoldedLocation,
     find_earlier,
+    open_store_tars,
 )
 from penstock.dataset._push import Pushed, check_destination_url, parcel_of, push, put_manifest
 from penstock.dataset._remote import RemoteLocation, default_cache, open_folder, open_store_folder, verify
@@ -105,6 +106,7 @@ __all__ = [
     "mask_stream",
     "open_folder",
     "open_store_folder",
+    "open_store_tars",
     "packed_column",
     "parcel_of",
     "push",

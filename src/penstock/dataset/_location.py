@@ -11,14 +11,16 @@ is found by its fingerprint: it is the first shards of today's list.
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from penstock.dataset._joined import AnyDataset, ChosenStorage, ConcatStorage, ZipStorage
+from penstock.dataset._remote import default_cache
 from penstock.dataset._unfolded import UnfoldedStorage
 from penstock.errors import DatasetChanged
+from penstock.filesystem import expand_braces
 from penstock.identity import digest
 from penstock.shards import (
     ArrayStorage,
@@ -27,6 +29,7 @@ from penstock.shards import (
     ForeignFormat,
     Io,
     OnFault,
+    RemoteTars,
     ShardFolder,
     Storage,
     open_files,
@@ -36,6 +39,9 @@ from penstock.shards import (
     read_manifest,
     storage_of_arrays,
 )
+
+if TYPE_CHECKING:
+    from penstock.remote import RemoteFolder
 
 
 class Location(Protocol):
@@ -124,10 +130,19 @@ class FilesLocation:
     columns: tuple[tuple[str, str], ...] | None
     """Names and types of the columns to open; an empty type is the usual one, None means all columns."""
     on_error: OnFault
+    folder: RemoteFolder | None = None
+    """Of the node's cache, in which tars of a store appear."""
+    cache: Path | None = None
+    """Where the cache is, if not in its usual place."""
+    cache_bytes: int | None = None
 
     def open(self, fingerprint: str | None = None) -> Storage:
-        columns = None if self.columns is None else dict(self.columns)
-        storage, rows, skipped = open_files(self.paths, self.format, columns, self.on_error)
+        columns, remote = None if self.columns is None else dict(self.columns), None
+        if self.folder is not None:
+            contents = self.folder.where.read_contents(self.folder.path)
+            url = self.paths[0].rpartition("/")[0]
+            remote = RemoteTars(url, self.folder.path, self.folder, contents.sizes, contents.etags)
+        storage, rows, skipped = open_files(self.paths, self.format, columns, self.on_error, remote)
         if rows is not None:
             storage = ChosenStorage(storage, rows, skipped)
         _check_same(storage, fingerprint, f"{self}: a file")
@@ -137,6 +152,8 @@ class FilesLocation:
         fields: dict[str, Any] = {"path": list(self.paths) if len(self.paths) > 1 else self.paths[0]}
         fields |= {"format": self.format}
         fields |= {"types": dict(self.columns)} if self.columns is not None else {}
+        fields |= {"cache": str(self.cache)} if self.cache is not None else {}
+        fields |= {"cache_bytes": self.cache_bytes} if self.cache_bytes is not None else {}
         return {**fields, "on_error": self.on_error} if self.on_error != "raise" else fields
 
     def folders(self, storage: Storage) -> tuple[str, ...]:
@@ -210,6 +227,24 @@ class UnfoldedLocation:
 
     def __str__(self) -> str:
         return f"windows of {self.length} every {self.stride} of {self.steps!r}"
+
+
+def open_store_tars(patterns: Sequence[str], cache: Path | None, cache_bytes: int | None) -> RemoteFolder:
+    """The folder of the cache for tars under one URL; one request for each.
+
+    Raises:
+        ValueError: they are under several, or a pattern would have the store listed.
+    """
+    urls = [url for pattern in patterns for url in expand_braces(pattern)]
+    parents, names = {url.rpartition("/")[0] for url in urls}, [url.rpartition("/")[2] for url in urls]
+    if len(parents) > 1 or any(character in name for name in names for character in "*?["):
+        raise ValueError(
+            f"{patterns[0]}: tars in a store are of one folder, and named with braces, as in train-{{000..099}}.tar; "
+            "penstock.concat joins several folders."
+        )
+    from penstock.remote import open_objects  # with the clients of stores come 30 ms of imports
+
+    return open_objects(parents.pop(), list(dict.fromkeys(names)), cache or default_cache(), cache_bytes)
 
 
 def _check_same(storage: Storage, fingerprint: str | None, what: str) -> None:

@@ -3,7 +3,7 @@
 A layer lists shards with the samples that each holds, both in the dataset's own numbers and rising. Selections and
 joins turn the layers of what is below them into their own; nothing but the manifests is read for it.
 
-    folder        one layer, from the manifest
+    folder, tars  one layer, from the manifest or the index
     chosen        the same shards, with the places of their samples among the chosen ones
     concat, zip   the layers of all parts
     unfold        each shard with all windows that touch it
@@ -25,7 +25,7 @@ from penstock.dataset._samples import Samples
 from penstock.dataset._tokens import TokenStream
 from penstock.dataset._unfolded import UnfoldedStorage
 from penstock.schema import Column, offsets_of
-from penstock.shards import ShardFolder, Storage
+from penstock.shards import ShardFolder, Storage, TarStorage
 
 Int64 = NDArray[np.int64]
 _CHUNK = 1 << 20
@@ -35,7 +35,7 @@ _CHUNK = 1 << 20
 class ShardLayer:
     """Samples, or elements of a column, `begins[k]` to `ends[k]` are in shard `shards[k]` of a folder."""
 
-    folder: ShardFolder
+    folder: ShardFolder | TarStorage
     shards: Int64
     begins: Int64
     ends: Int64
@@ -98,7 +98,7 @@ def shard_edges(layers: Sequence[ShardLayer], num_places: int) -> Int64 | None:
 
 def _stored(storage: Storage, names: Collection[str]) -> Iterator[ShardLayer]:
     match storage:
-        case ShardFolder():
+        case ShardFolder() | TarStorage():
             starts = storage.starts
             layer = ShardLayer(storage, np.arange(len(starts) - 1), starts[:-1], starts[1:])
             yield layer.moved(layer.begins, layer.ends)

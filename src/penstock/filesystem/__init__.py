@@ -27,6 +27,7 @@ from penstock.filesystem._durable import (
 )
 from penstock.filesystem._guard import DirectoryLock, OpenFolder, check_trusted, lock_holder, user_cache
 from penstock.filesystem._paths import (
+    expand_braces,
     filesystem_type,
     is_network_filesystem,
     is_url,
@@ -46,6 +47,7 @@ __all__ = [
     "PositionedFile",
     "check_trusted",
     "create_file",
+    "expand_braces",
     "filesystem_type",
     "is_network_filesystem",
     "is_url",

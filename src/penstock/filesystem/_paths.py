@@ -50,11 +50,9 @@ def matching_paths(pattern: str) -> list[Path]:
     Raises:
         FileNotFoundError: there is none.
 
-    >>> [path.name for path in _expand_braces("train-{098..100}.{tar,idx}")][:3]
-    ['train-098.tar', 'train-098.idx', 'train-099.tar']
     """
     found: dict[Path, None] = {}
-    for path in [Path(pattern)] if os.path.lexists(pattern) else _expand_braces(pattern):
+    for path in map(Path, [pattern] if os.path.lexists(pattern) else expand_braces(pattern)):
         is_glob = _GLOB.search(str(path)) and not os.path.lexists(path)
         files = [Path(each) for each in sorted(glob.glob(str(path), recursive=True))] if is_glob else [path]
         if not files or not os.path.isfile(files[0]):
@@ -63,18 +61,22 @@ def matching_paths(pattern: str) -> list[Path]:
     return list(found)
 
 
-def _expand_braces(pattern: str) -> list[Path]:
-    """The paths that a pattern with `{000..099}` and `{a,b}` stands for, in their order."""
+def expand_braces(pattern: str) -> list[str]:
+    """The paths that a pattern with `{000..099}` and `{a,b}` stands for, in their order.
+
+    >>> expand_braces("train-{098..100}.{tar,idx}")[:3]
+    ['train-098.tar', 'train-098.idx', 'train-099.tar']
+    """
     match = _BRACES.search(pattern)
     if match is None:
-        return [Path(pattern)]
+        return [pattern]
     before, after = pattern[: match.start()], pattern[match.end() :]
     if match["last"] is None:
         parts = match["parts"].split(",")
     else:
         width = max(len(match["first"]), len(match["last"])) if match["first"].startswith("0") else 0
         parts = [f"{number:0{width}}" for number in range(int(match["first"]), int(match["last"]) + 1)]
-    return [path for part in parts for path in _expand_braces(f"{before}{part}{after}")]
+    return [path for part in parts for path in expand_braces(f"{before}{part}{after}")]
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:

@@ -87,7 +87,7 @@ class FetchAhead:
         first = np.flatnonzero(uses.first_row < self.row + self._plan.global_size)
         missing = {}
         for folder, shard in zip(uses.folder[first].tolist(), uses.shard[first].tolist(), strict=True):
-            entry = self._folders[folder].manifest.shards[shard]
+            entry = self._folders[folder].files[shard]
             path = self._supplies[folder].path / entry.name
             if not path.exists():
                 missing[path] = entry.num_bytes
@@ -156,7 +156,7 @@ class FetchAhead:
 
         for number, folder in enumerate(self._folders):
             own, budget = uses.of_folder(number), self._supplies[number].where.budget_bytes
-            sizes = np.array([shard.num_bytes for shard in folder.manifest.shards], np.int64)
+            sizes = np.array([shard.num_bytes for shard in folder.files], np.int64)
             needed = most_in_use(own, sizes, self._reach)
             if needed <= budget:
                 continue

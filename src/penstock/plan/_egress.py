@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from penstock.errors import counted, whole_number
 from penstock.plan._rows import RowSource
 from penstock.plan._stages import LANE_GROUP
-from penstock.shards import ShardFolder
+from penstock.shards import ShardFolder, TarStorage
 
 if TYPE_CHECKING:
     from penstock.remote import CacheRun, Uses
@@ -264,14 +264,14 @@ def find_egress(
     rows: RowSource,
     batch_rows: int,
     lanes: int,
-    folders: Sequence[ShardFolder],
+    folders: Sequence[ShardFolder | TarStorage],
     find_uses: UsesOfRanks,
 ) -> Egress:
     """The simulation of a plan with these rows."""
     from penstock.remote import most_in_use, simulate_cache
 
     told, num_rows = settings, rows.num_rows
-    sizes = [np.array([shard.num_bytes for shard in folder.manifest.shards], np.int64) for folder in folders]
+    sizes = [np.array([shard.num_bytes for shard in folder.files], np.int64) for folder in folders]
     starts = np.cumsum([0, *map(len, sizes)])
     all_sizes = np.concatenate([np.empty(0, np.int64), *sizes])
     is_timed = told.bandwidth is not None and told.step_seconds is not None

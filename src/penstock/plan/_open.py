@@ -10,6 +10,7 @@ import os
 import reprlib
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -26,6 +27,7 @@ from penstock.dataset import (
     check_concat,
     find_earlier,
     open_store_folder,
+    open_store_tars,
 )
 from penstock.errors import DatasetChanged, FormatError, PenstockError, StorageError, check_choice, whole_number
 from penstock.filesystem import is_url, local_path, read_small, similar_path
@@ -74,7 +76,8 @@ def open_dataset(
     Args:
         path: The folder, the file, or a URL such as "s3://bucket/corpus"; for tars and Arrow also a pattern
             ("train-{000..099}.tar", "*.arrow"), a list, or a memory-mapped `datasets.Dataset`. Of a remote dataset only
-            the manifest is fetched now, and its shards when they are needed, or ahead of a loader.
+            the manifest is fetched now, and its shards when they are needed, or ahead of a loader. Tars at URLs are
+            fetched once when they are first opened, to make their index.
         io: "map" maps files into memory; "pread" reads them, which survives a server that goes away;
             "auto" maps, except on network file systems.
         check: "window" checks each stretch of data before its first use; "open" checks all of it now;
@@ -116,6 +119,16 @@ def open_dataset(
         return _open_object(path, columns, on_error)
     if not paths:
         raise ValueError("open(): the list of paths is empty.")
+    are_as_they_are = io == "auto" and (as_of, dtype, shape, column) == (None, None, None, None) and not offset
+    only = (
+        f"{paths[0]} is opened as it is: of open()'s options, only columns= and on_error= are for tars and Arrow files."
+    )
+    if is_url(paths[0]) and (format == "tar" or (format is None and os.fspath(paths[0]).endswith(".tar"))):
+        if not are_as_they_are:
+            raise ValueError(only)
+        urls, (root, budget) = [os.fspath(each) for each in paths], _cache_of(cache, cache_bytes)
+        folder = open_store_tars(urls, root, budget)
+        return Dataset(replace(_locate(urls, "tar", columns, on_error), folder=folder, cache=root, cache_bytes=budget))
     if is_url(paths[0]):
         described = {"format": format, "dtype": dtype, "shape": shape, "column": column, "columns": columns}
         if unfit := [name for name, value in {**described, "offset": offset or None}.items() if value is not None]:
@@ -129,10 +142,8 @@ def open_dataset(
     kind = _resolve_format(given, format)
     absolute = Path(given[0])
     if kind == "tar" or kind == "arrow":
-        if io != "auto" or (as_of, dtype, shape, column) != (None, None, None, None) or offset:
-            raise ValueError(
-                f"{absolute} is opened as it is: of open()'s options, only columns= and on_error= are for {kind} files."
-            )
+        if not are_as_they_are:
+            raise ValueError(only)
         return Dataset(_locate(given, kind, columns, on_error))
     if len(given) > 1 or columns is not None or on_error != "raise":
         raise ValueError(
@@ -168,8 +179,7 @@ def _open_remote(
     cache_bytes: int | None,
     as_of: str | Mapping[str, Any] | None,
 ) -> Dataset:
-    root = None if cache is None else local_path(cache, "a cache").absolute()
-    budget = None if cache_bytes is None else whole_number("open", "cache_bytes", cache_bytes, at_least=1)
+    root, budget = _cache_of(cache, cache_bytes)
     folder = open_store_folder(url, root, budget)
     earlier = None if as_of is None else find_earlier(folder.path, as_of)
     return Dataset(
@@ -177,6 +187,11 @@ def _open_remote(
             url=url.rstrip("/"), folder=folder, io=io, check=check, cache=root, cache_bytes=budget, as_of=earlier
         )
     )
+
+
+def _cache_of(cache: str | os.PathLike[str] | None, cache_bytes: int | None) -> tuple[Path | None, int | None]:
+    root = None if cache is None else local_path(cache, "a cache").absolute()
+    return root, None if cache_bytes is None else whole_number("open", "cache_bytes", cache_bytes, at_least=1)
 
 
 def from_arrays(arrays: Mapping[str, Any]) -> Dataset:

@@ -58,7 +58,7 @@ from penstock.plan._steps import Steps, checked_epoch
 from penstock.plan._text import Decode, Tokenizer, describe_stage, show_batch, stage_identity, stage_json, write_toml
 from penstock.plan._uses import RowRange, make_uses
 from penstock.plan._verbs import PlanInput, Verbs, WholeBatch
-from penstock.shards import ShardFolder
+from penstock.shards import ShardFolder, TarStorage
 
 if TYPE_CHECKING:
     from penstock.remote import Uses
@@ -288,7 +288,7 @@ class Plan(Verbs["Plan"]):
             hints.dont_need(at)
 
     @functools.cached_property
-    def shard_folders(self) -> tuple[ShardFolder, ...]:
+    def shard_folders(self) -> tuple[ShardFolder | TarStorage, ...]:
         """The folders of shards that are read, source by source and part by part, each once: what `uses` numbers."""
         found = self.row_source.reads(RowRange(0, 0))
         return tuple(dict.fromkeys(layer.folder for _, layers in found for layer in layers))

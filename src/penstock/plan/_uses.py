@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.dataset import ShardLayer
-from penstock.shards import ShardFolder
+from penstock.shards import ShardFolder, TarStorage
 
 if TYPE_CHECKING:
     from penstock.remote import Uses
@@ -127,7 +127,7 @@ def scattered(rows: RowRange, find: Callable[[Int64], Int64], num_places: int) -
     return join_spans(parts)
 
 
-def make_uses(reads: Iterable[Reads], numbers: Mapping[ShardFolder, int], begin: int, end: int) -> Uses:
+def make_uses(reads: Iterable[Reads], numbers: Mapping[ShardFolder | TarStorage, int], begin: int, end: int) -> Uses:
     """The shards that are read from row `begin` on and before row `end`; `numbers` are those of their folders."""
     from penstock.remote import Uses  # with the clients of stores come 30 ms of imports
 

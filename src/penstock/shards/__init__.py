@@ -62,6 +62,7 @@ from penstock.shards._provenance import (
 )
 from penstock.shards._shard import Io, read_lengths, write_hollow
 from penstock.shards._storage import Spans, Storage, column_bytes, from_front, read_samples, samples_per_chunk
+from penstock.shards._tar_index import RemoteTars
 from penstock.shards._tar_scan import (
     NUMBER_MEMBERS,
     describes_archive,
@@ -92,6 +93,7 @@ __all__ = [
     "OnFault",
     "OriginRuns",
     "Provenance",
+    "RemoteTars",
     "Runs",
     "ShardEntry",
     "ShardFolder",

@@ -8,7 +8,7 @@ read_* -> gather_* (maps, kernels) or _pread_* -> OpenShards opens and checks wh
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from penstock.schema import Column, Ragged, Schema
 from penstock.shards._gather import gather_fixed, gather_lengths, gather_ragged, gather_spans, gather_stream
-from penstock.shards._manifest import Manifest, read_manifest
+from penstock.shards._manifest import Manifest, ShardEntry, read_manifest
 from penstock.shards._open_shards import OpenShards, Supply, pieces
 from penstock.shards._provenance import read_provenance
 from penstock.shards._shard import Io, Shard, changed, resolve_io
@@ -89,6 +89,11 @@ class ShardFolder:
             gather_stream(self.shards, column, firsts, out)
         else:
             _pread_stream(self.shards, column, firsts, out)
+
+    @property
+    def files(self) -> Sequence[ShardEntry]:
+        """Its files, as a layer of shards numbers them."""
+        return self.manifest.shards
 
     @property
     def num_bytes(self) -> int:

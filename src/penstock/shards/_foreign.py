@@ -29,7 +29,7 @@ from penstock.filesystem import matching_paths, read_small
 from penstock.shards._arrow import ArrowStorage
 from penstock.shards._manifest import MANIFEST_NAME
 from penstock.shards._storage import Storage
-from penstock.shards._tar_index import Progress, TarIndex, open_index
+from penstock.shards._tar_index import Progress, RemoteTars, TarIndex, open_index
 from penstock.shards._tars import TarStorage, describe_faults
 
 FilesFormat = Literal["tar", "arrow"]
@@ -68,9 +68,13 @@ def guess_files_format(path: str) -> FilesFormat | None:
 
 
 def open_files(
-    paths: Sequence[str], format: FilesFormat, columns: Mapping[str, str] | Sequence[str] | None, on_error: OnFault
+    paths: Sequence[str],
+    format: FilesFormat,
+    columns: Mapping[str, str] | Sequence[str] | None,
+    on_error: OnFault,
+    remote: RemoteTars | None = None,
 ) -> OpenFiles:
-    """The samples of all files that these paths mean.
+    """The samples of all files that these paths mean, or of tars in a store.
 
     Raises:
         FileNotFoundError: a path means no file.
@@ -80,7 +84,9 @@ def open_files(
     if format == "arrow":
         return _open_arrow(paths, columns, on_error)
     storage = TarStorage(
-        *index_tars(paths), columns if isinstance(columns, Mapping | None) else dict.fromkeys(columns, "")
+        *index_tars(paths, remote=remote),
+        columns if isinstance(columns, Mapping | None) else dict.fromkeys(columns, ""),
+        remote,
     )
     whole, reasons = storage.whole_samples()
     if whole is None:
@@ -88,21 +94,26 @@ def open_files(
     faults = describe_faults(storage, whole, reasons)
     if on_error == "raise":
         raise FormatError(
-            f"{storage.paths[0].parent}: {faults}. Leave them out, on_error='skip', or open only members that all "
+            f"{storage.where}: {faults}. Leave them out, on_error='skip', or open only members that all "
             "samples have, as in columns=['jpg', 'cls'], or a number as it is, columns={'id': 'bytes'}."
         )
     return OpenFiles(storage, np.flatnonzero(whole), note_skipped(faults, int((~whole).sum()), reasons))
 
 
-def index_tars(paths: Sequence[str], on_progress: Progress | None = None) -> tuple[TarIndex, list[Path]]:
+def index_tars(
+    paths: Sequence[str], on_progress: Progress | None = None, remote: RemoteTars | None = None
+) -> tuple[TarIndex, list[Path]]:
     """The index of tars, made if it has to be, and their paths.
 
     Args:
         paths: Paths and patterns.
         on_progress: Called with (bytes done, bytes in all).
     """
-    found = list(dict.fromkeys(path for pattern in paths for path in matching_paths(pattern)))
-    return open_index(paths, found, on_progress), found
+    if remote is not None:
+        found = [remote.path / name for name in remote.sizes]
+    else:
+        found = list(dict.fromkeys(path for pattern in paths for path in matching_paths(pattern)))
+    return open_index(paths, found, on_progress, remote), found
 
 
 def _open_arrow(

@@ -79,13 +79,13 @@ class OpenShards:
         self.is_trusted = is_trusted
         self._checks: dict[int, Checks] = {}
         self.reset()
-        _all.add(self)
+        RESET_IN_CHILD.add(self)
 
     def reset(self) -> None:
         """Close every shard; the next read opens what it needs."""
         self._lock = threading.Lock()
         self._shards: dict[int, Shard] = {}
-        self._is_watched = False
+        self._watch: threading.Thread | None = None
         self.table = Table.empty(len(self._manifest.shards), len(self._manifest.schema.stored))
 
     def find(self, index: int) -> tuple[int, int]:
@@ -120,7 +120,7 @@ class OpenShards:
         while shard is None:
             OPEN_FILES.make_room()
             if self.supply is not None:
-                self._watch_evictions()
+                self._watch = self._watch or watch_evictions(self)
                 self.supply.obtain(self._manifest.shards[number].name)
             with self._lock:
                 shard = self._shards.get(number) or self._open(number)
@@ -151,14 +151,6 @@ class OpenShards:
             names = {number: self._manifest.shards[number].name for number in list(self._shards)}
             if evicted := {number for number, name in names.items() if self.supply.is_evicted(name)}:
                 self.close_shards(evicted)
-
-    def _watch_evictions(self) -> None:
-        """Look now and then for shards to close: a reader that waits, or has nothing to do, keeps none from others."""
-        if not self._is_watched:
-            self._is_watched = True
-            threading.Thread(
-                target=_close_evicted, args=(weakref.ref(self),), name="penstock-evicted", daemon=True
-            ).start()
 
     def is_at_hand(self, number: int) -> bool:
         """Whether a shard can be opened without waiting for it to be fetched."""
@@ -279,14 +271,33 @@ class OpenShards:
         return offsets_of([shard.num_values[column.name] for shard in self._manifest.shards])
 
 
-def _close_evicted(reference: weakref.ref[OpenShards]) -> None:
+class Evicting(Protocol):
+    """Who keeps files of a cache open."""
+
+    def close_evicted(self) -> None:
+        """Forget the files that take the room of others."""
+        ...
+
+    def reset(self) -> None:
+        """Close every file; the next read opens what it needs."""
+        ...
+
+
+def watch_evictions(owner: Evicting) -> threading.Thread:
+    """Look now and then for files to close: a reader that waits, or has nothing to do, keeps none from others."""
+    thread = threading.Thread(target=_close_evicted, args=(weakref.ref(owner),), name="penstock-evicted", daemon=True)
+    thread.start()
+    return thread
+
+
+def _close_evicted(reference: weakref.ref[Evicting]) -> None:
     while True:
         time.sleep(_LOOK_SECONDS)
-        shards = reference()
-        if shards is None:
+        owner = reference()
+        if owner is None:
             return
-        shards.close_evicted()
-        del shards
+        owner.close_evicted()
+        del owner
 
 
 class Closing(Protocol):
@@ -343,13 +354,13 @@ def pieces(indices: NDArray[np.int64], num_files: int) -> list[NDArray[np.int64]
     return [indices[begin : begin + size] for begin in range(0, len(indices), size)]
 
 
-_all: weakref.WeakSet[OpenShards] = weakref.WeakSet()
+RESET_IN_CHILD: weakref.WeakSet[Evicting] = weakref.WeakSet()
 
 
 def _reset_after_fork() -> None:
     OPEN_FILES.reset()
-    for shards in list(_all):
-        shards.reset()
+    for owner in list(RESET_IN_CHILD):
+        owner.reset()
 
 
 os.register_at_fork(after_in_child=_reset_after_fork)

@@ -35,10 +35,11 @@ from penstock.errors import (
     StorageError,
     WriterBusy,
 )
-from penstock.filesystem import DirectoryLock, OpenFolder, check_trusted, make_directory, user_cache
+from penstock.filesystem import DirectoryLock, OpenFolder, PositionedFile, check_trusted, make_directory, user_cache
 from penstock.identity import digest
 from penstock.schema import Column, Ragged
 from penstock.shards._folder import ShardFolder
+from penstock.shards._open_shards import Supply
 from penstock.shards._tar_scan import FAULTS, MISSING, Found, Scan, Tar, scan_tar
 from penstock.shards._writer import DatasetWriter
 
@@ -126,28 +127,65 @@ def columns_of(place: int, member: Member) -> tuple[str, ...]:
     return (*names, f"number{place}", f"is_number{place}") if member.is_number else names
 
 
-def open_index(patterns: Sequence[str], paths: Sequence[Path], on_progress: Progress | None = None) -> TarIndex:
+@dataclass(frozen=True, slots=True)
+class RemoteTars:
+    """Tars in a store, which appear in a folder of this node's cache when they are asked for."""
+
+    url: str
+    path: Path
+    supply: Supply
+    sizes: Mapping[str, int]
+    """Of each tar, in the order of the samples."""
+    etags: Mapping[str, str]
+
+    @property
+    def tars(self) -> list[Tar]:
+        """As they are in the store; what tells that one was replaced is its ETag."""
+        return [Tar(name, size, int(digest(self.etags[name], 7), 16), 0, 0, 0) for name, size in self.sizes.items()]
+
+
+def open_tar(path: Path, remote: RemoteTars | None) -> PositionedFile:
+    """A tar; from a store it is fetched first, and stays until it is closed."""
+    while remote is not None:
+        remote.supply.obtain(path.name)
+        try:
+            file = PositionedFile(path)
+        except FileNotFoundError:  # others needed the room
+            continue
+        if remote.supply.hold(file.descriptor):
+            return file
+    return PositionedFile(path.resolve())
+
+
+def open_index(
+    patterns: Sequence[str],
+    paths: Sequence[Path],
+    on_progress: Progress | None = None,
+    remote: RemoteTars | None = None,
+) -> TarIndex:
     """The index of these tars, which the patterns mean; it is made, or brought up to date, if it has to be.
 
     Raises:
         FormatError: a tar is truncated or damaged.
     """
     folder = Path(os.path.commonpath([path.parent for path in paths]))
-    wanted = [_describe(path, folder) for path in paths]
+    wanted = [_describe(path, folder) for path in paths] if remote is None else remote.tars
     name = digest("\n".join(os.path.relpath(pattern, folder) for pattern in patterns), 8)
     places = [folder / f".penstock-{name}"]
     if (cache := user_cache("tars")) is not None:
         places.append(cache / digest(f"{folder}\n{name}", 8))
+    if remote is not None:  # the folder is one of a cache, which comes and goes
+        places = [] if cache is None else [cache / digest("\n".join([remote.url, *remote.sizes]), 8)]
     for place in places:
         if (index := _current(place, wanted)) is not None:
             return index
     for place in places:
         try:
-            return _make(place, folder, wanted, on_progress)
+            return _make(place, folder, wanted, on_progress, remote)
         except (StorageError, DatasetExists, PermissionError) as error:
             _log.info("The index of tars cannot be kept in %s: %s", place, error)
     raise StorageError(
-        f"{folder}: an index of the tars can be kept neither there nor in the user's cache ({places[-1].parent}). Set "
+        f"{folder}: an index of the tars can be kept neither there nor in the user's cache ({cache}). Set "
         "XDG_CACHE_HOME to a folder that can be written to."
     )
 
@@ -174,7 +212,9 @@ def _load(place: Path) -> TarIndex | None:
         return None
 
 
-def _make(place: Path, folder: Path, wanted: Sequence[Tar], on_progress: Progress | None) -> TarIndex:
+def _make(
+    place: Path, folder: Path, wanted: Sequence[Tar], on_progress: Progress | None, remote: RemoteTars | None
+) -> TarIndex:
     """Make the index, or wait for the process that does."""
     if place.parent != folder:
         check_trusted(place.parent, Path(__file__))
@@ -184,12 +224,14 @@ def _make(place: Path, folder: Path, wanted: Sequence[Tar], on_progress: Progres
     while True:
         try:
             with DirectoryLock(place):
-                return _current(place, wanted) or _extend(place, folder, wanted, on_progress)
+                return _current(place, wanted) or _extend(place, folder, wanted, on_progress, remote)
         except WriterBusy:
             time.sleep(_WAIT_SECONDS)
 
 
-def _extend(place: Path, folder: Path, wanted: Sequence[Tar], on_progress: Progress | None) -> TarIndex:
+def _extend(
+    place: Path, folder: Path, wanted: Sequence[Tar], on_progress: Progress | None, remote: RemoteTars | None
+) -> TarIndex:
     """Index the tars that the index lacks, and commit what is done every minute."""
     index = _load(place)
     if index is None:
@@ -206,7 +248,7 @@ def _extend(place: Path, folder: Path, wanted: Sequence[Tar], on_progress: Progr
         _log.info("Indexing %d MB of tars, once; the index is kept in %s", (total - done) >> 20, place)
     pending: list[Scan] = []
     since = time.monotonic()
-    for tar, scan in zip(wanted[kept:], _scan_all(folder, wanted[kept:], known), strict=True):
+    for tar, scan in zip(wanted[kept:], _scan_all(folder, wanted[kept:], known, remote), strict=True):
         pending.append(scan)
         done += tar.num_bytes
         if on_progress is not None:
@@ -216,12 +258,14 @@ def _extend(place: Path, folder: Path, wanted: Sequence[Tar], on_progress: Progr
     return _commit(place, index, pending) if pending or index is None else index
 
 
-def _scan_all(folder: Path, tars: Sequence[Tar], known: Mapping[Any, Scan]) -> Iterator[Scan]:
+def _scan_all(
+    folder: Path, tars: Sequence[Tar], known: Mapping[Any, Scan], remote: RemoteTars | None
+) -> Iterator[Scan]:
     """What is in each tar, in order: a few are read at a time, which hides how long storage takes to answer."""
     num_threads = max(1, min(16, 4 * (os.cpu_count() or 1), len(tars)))
 
     def scan(tar: Tar) -> Scan:
-        return known[tar[:3]] if tar[:3] in known else scan_tar(folder, tar)
+        return known[tar[:3]] if tar[:3] in known else scan_tar(open_tar(folder / tar.name, remote), tar)
 
     with ThreadPoolExecutor(num_threads, thread_name_prefix="penstock-index") as pool:
         ahead = collections.deque(pool.submit(scan, tar) for tar in tars[: 2 * num_threads])

@@ -116,13 +116,12 @@ class Scan:
     members: dict[str, Found] = field(default_factory=dict)
 
 
-def scan_tar(folder: Path, tar: Tar) -> Scan:
+def scan_tar(file: PositionedFile, tar: Tar) -> Scan:
     """Read the headers of a tar.
 
     Raises:
         FormatError: it is truncated or damaged, or its names have dots where no extension begins.
     """
-    file = PositionedFile((folder / tar.name).resolve())
     headers, keys, extensions = _Headers(file), _Numbering(), _Numbering()
     tables, samples, kinds = [np.empty((0, 6), np.int64)], list[int](), list[int]()
     for table, names in headers:

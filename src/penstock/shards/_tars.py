@@ -5,10 +5,11 @@
 Nothing is mapped, so a tar that is cut off while it is read is an error and no signal. Every place is compared with the
 size of its tar, and every tar with the size and time that it had when it was indexed, each time it is used.
 
-Where a tar is comes from one function, `path_of`, so that tars may as well be fetched as a whole first.
+Tars in a store are fetched as a whole into the node's cache when one of their samples is needed, or ahead of a loader.
 """
 
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,10 @@ from penstock.filesystem import PositionedFile
 from penstock.identity import digest
 from penstock.schema import Column, Ragged, Schema, offsets_of
 from penstock.shards import _kernels
-from penstock.shards._open_shards import OPEN_FILES
+from penstock.shards._open_shards import OPEN_FILES, RESET_IN_CHILD, watch_evictions
 from penstock.shards._storage import Spans, check_span, from_front
-from penstock.shards._tar_index import Member, TarIndex
-from penstock.shards._tar_scan import FAULTS, MISSING
+from penstock.shards._tar_index import Member, RemoteTars, TarIndex, open_tar
+from penstock.shards._tar_scan import FAULTS, MISSING, Tar
 
 Int64 = NDArray[np.int64]
 KEY = "__key__"
@@ -38,26 +39,48 @@ class TarStorage:
         index: Of these tars.
         paths: Where they are.
         columns: `{name: type}` of the members to open; an empty type is the usual one, None means all members.
+        remote: The store that they are fetched from, if they are in one.
 
     Raises:
         SchemaError: there is no such member, or it cannot have that type.
     """
 
-    def __init__(self, index: TarIndex, paths: Sequence[Path], columns: Mapping[str, str] | None) -> None:
-        self.index, self.paths = index, tuple(paths)
+    def __init__(
+        self,
+        index: TarIndex,
+        paths: Sequence[Path],
+        columns: Mapping[str, str] | None,
+        remote: RemoteTars | None = None,
+    ) -> None:
+        self.index, self.paths, self._remote = index, tuple(paths), remote
+        self.supply = None if remote is None else remote.supply
+        self.where = remote.url if remote is not None else os.fspath(self.paths[0].parent)
         self._places = {member.name: place for place, member in enumerate(index.members)}
         wanted = dict.fromkeys([KEY, *self._places], "") if columns is None else columns
         self.schema = Schema(tuple(self._column(name, spec) for name, spec in wanted.items()))
         self.num_samples = index.folder.num_samples
-        self._starts = offsets_of([tar.num_samples for tar in index.tars])
+        self.starts = offsets_of([tar.num_samples for tar in index.tars])
+        """Number of the first sample of each tar, and finally the number of samples."""
         self._sizes = np.array([tar.num_bytes for tar in index.tars], np.int64)
-        self._open: dict[int, PositionedFile] = {}
+        self.reset()
+        RESET_IN_CHILD.add(self)
         ignored = sum(tar.num_ignored for tar in index.tars)
         self.attributes: Mapping[str, Any] = {"ignored_members": ignored} if ignored else {}
 
-    def path_of(self, number: int) -> Path:
-        """Where a tar is on this machine."""
-        return self.paths[number]
+    def reset(self) -> None:
+        """Close every tar; the next read opens what it needs."""
+        self._open: dict[int, PositionedFile] = {}
+        self._watch: threading.Thread | None = None
+
+    @property
+    def files(self) -> Sequence[Tar]:
+        """The tars, as a layer of shards numbers them."""
+        return self.index.tars
+
+    @property
+    def path(self) -> Path:
+        """The folder of the first tar."""
+        return self.paths[0].parent
 
     @property
     def fingerprint(self) -> str:
@@ -74,7 +97,9 @@ class TarStorage:
         """The tar of every sample, and its place among the samples there."""
         tars = self.index.tars
         splits = [[number, 0, tar.num_bytes, tar.num_samples, None] for number, tar in enumerate(tars)]
-        return {"origins": {"files": [os.fspath(path) for path in self.paths], "splits": splits}}
+        files = [os.fspath(path) for path in self.paths]
+        files = files if self._remote is None else [f"{self.where}/{tar.name}" for tar in tars]
+        return {"origins": {"files": files, "splits": splits}}
 
     def whole_samples(self) -> tuple[NDArray[np.bool_] | None, dict[str, int]]:
         """(whether each sample can be read, how many cannot by reason); None and nothing if all can."""
@@ -101,7 +126,7 @@ class TarStorage:
         """The keys of the first few of these samples, and where they are."""
         some = indices[:_SHOWN]
         keys = self.index.folder.read_ragged(self.index.column("key"), some)
-        numbers = np.searchsorted(self._starts, some, side="right") - 1
+        numbers = np.searchsorted(self.starts, some, side="right") - 1
         named = [
             f"{bytes(key).decode(errors='replace')!r:.200} in {self.index.tars[number].name}"
             for key, number in zip(keys, numbers.tolist(), strict=True)
@@ -175,14 +200,20 @@ class TarStorage:
         for number in numbers:
             self._open.pop(number, None)
 
+    def close_evicted(self) -> None:
+        """Forget the tars that take the room of others."""
+        if self.supply is not None:
+            tars = self.index.tars
+            self.close_shards({each for each in list(self._open) if self.supply.is_evicted(tars[each].name)})
+
     def _extents(self, column: Column, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
         """(tar, first byte, last byte) of what neighbouring samples take."""
         if not column.is_ragged or column.name == KEY or begin >= end:
             return
-        first = int(np.searchsorted(self._starts, begin, side="right")) - 1
-        for number in range(first, int(np.searchsorted(self._starts, end, side="left"))):
-            low, high = max(begin, int(self._starts[number])), min(end, int(self._starts[number + 1]))
-            if low < high:
+        first = int(np.searchsorted(self.starts, begin, side="right")) - 1
+        for number in range(first, int(np.searchsorted(self.starts, end, side="left"))):
+            low, high = max(begin, int(self.starts[number])), min(end, int(self.starts[number + 1]))
+            if low < high and (self.supply is None or number in self._open):  # else it would be fetched now
                 begins, sizes, _ = self._find(column, np.array([low, high - 1]))
                 yield number, int(begins[0]), int(begins[1] + sizes[1])
 
@@ -197,7 +228,7 @@ class TarStorage:
         begins, sizes = (self._numbers(what, column.name, indices) for what in ("begin", "size"))
         is_missing = (begins == MISSING) & (sizes == MISSING)
         begins[is_missing] = sizes[is_missing] = 0
-        tars = np.searchsorted(self._starts, indices, side="right") - 1
+        tars = np.searchsorted(self.starts, indices, side="right") - 1
         is_wrong = (begins < 0) | (sizes < 0) | (sizes > self._sizes[tars]) | (begins > self._sizes[tars] - sizes)
         if is_wrong.any():
             place = int(np.flatnonzero(is_wrong)[0])
@@ -216,10 +247,13 @@ class TarStorage:
         file, tar = self._open.get(number), self.index.tars[number]
         if file is None:
             OPEN_FILES.make_room()
-            file = self._open.setdefault(number, PositionedFile(self.path_of(number).resolve()))
+            if self.supply is not None:
+                self._watch = self._watch or watch_evictions(self)
+            file = self._open.setdefault(number, open_tar(self.paths[number], self._remote))
             OPEN_FILES.opened(self, number)
         status = os.fstat(file.descriptor)
-        if (status.st_size, status.st_mtime_ns) != (tar.num_bytes, tar.modified):
+        modified = status.st_mtime_ns if self._remote is None else tar.modified  # its folder is of one version
+        if (status.st_size, modified) != (tar.num_bytes, tar.modified):
             raise DatasetChanged(f"{file.path}: the tar changed since it was indexed. Open the dataset again.")
         return file
 
@@ -241,7 +275,7 @@ class TarStorage:
             return Column.parse(KEY, "bytes")
         if name not in self._places:
             known = ", ".join(map(repr, [KEY, *self._places]))
-            raise SchemaError(f"{self.paths[0].parent}: no member {name!r} in the tars; they have {known}.")
+            raise SchemaError(f"{self.where}: no member {name!r} in the tars; they have {known}.")
         usual = "int64" if self._member(name).is_number else "bytes"
         if spec not in ("", "bytes", usual):
             raise SchemaError(

@@ -243,7 +243,7 @@ def advise(
 def _largest_file(dataset: Dataset) -> Path | None:
     """The largest file of the data; None if there is no data."""
     if foreign := foreign_files(dataset.storage):
-        return max((path.resolve() for path in foreign), key=lambda path: path.stat().st_size)
+        return max((path.resolve() for path in foreign if path.exists()), key=lambda path: path.stat().st_size)
     if not isinstance(dataset.storage, ShardFolder):
         return Path(dataset.path).resolve()
     shards = dataset.storage.manifest.shards
