@@ -15,6 +15,7 @@ which says where each of its fields is, or 0 for a field that has the default.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -102,13 +103,7 @@ def read_ipc(file: PositionedFile) -> IpcFile:
         ) from None
 
 
-def _collect(
-    file: PositionedFile,
-    schema: Any,
-    batches: list[tuple[int, bytes, bytes, int, int]],
-    width: tuple[int, int],
-    summed: int,
-) -> IpcFile:
+def _collect(file: PositionedFile, schema: Any, batches: list[_Batch], width: tuple[int, int], summed: int) -> IpcFile:
     count = len(batches)
     num_rows, begins, sizes = (np.array([batch[part] for batch in batches], np.int64) for part in (0, 3, 4))
     nodes = np.frombuffer(b"".join(batch[1] for batch in batches), "<i8").reshape(count, width[0], 2)
@@ -210,33 +205,20 @@ def _number(form: str, raw: bytes, at: int) -> int:
     return number
 
 
-def _width_of(schema: Any) -> tuple[int, int]:
-    """(arrays, buffers) of a batch."""
-    widths = [_width_of_field(field) for field in schema]
-    return sum(nodes for nodes, _ in widths), sum(buffers for _, buffers in widths)
-
-
-def _width_of_field(field: Any) -> tuple[int, int]:
-    field.name.encode()  # a name that is no text is an error here, not wherever it is shown
-    return _width(field.type)
-
-
-def _width(kind: Any) -> tuple[int, int]:
-    """(arrays, buffers) that a column of this type has in a batch."""
-    types = _types()
-    kind = getattr(kind, "storage_type", kind)
-    if types.is_union(kind) or str(kind).startswith(_UNCOUNTED):
-        raise ValueError(f"a column of type {kind!s:.80}")
-    if types.is_dictionary(kind):
-        return 1, 2
-    inner = [_width_of_field(kind.field(place)) for place in range(kind.num_fields)]
-    if types.is_null(kind):
-        own = 0
-    elif types.is_struct(kind) or types.is_fixed_size_list(kind):
-        own = 1
-    else:
-        own = 3 if _is_text(kind) else 2
-    return 1 + sum(nodes for nodes, _ in inner), own + sum(buffers for _, buffers in inner)
+def _width_of(fields: Iterable[Any]) -> tuple[int, int]:
+    """(arrays, buffers) that columns have in a batch."""
+    types, num_nodes, num_buffers = _types(), 0, 0
+    for field in fields:
+        field.name.encode()  # a name that is no text is an error here, not wherever it is shown
+        kind = getattr(field.type, "storage_type", field.type)
+        if types.is_union(kind) or str(kind).startswith(_UNCOUNTED):
+            raise ValueError(f"a column of type {kind!s:.80}")
+        own, inner = (3 if _is_text(kind) else 2), (0, 0)
+        if not types.is_dictionary(kind):
+            inner = _width_of(kind.field(place) for place in range(kind.num_fields))
+            own = 0 if types.is_null(kind) else own - (types.is_struct(kind) or types.is_fixed_size_list(kind))
+        num_nodes, num_buffers = num_nodes + 1 + inner[0], num_buffers + own + inner[1]
+    return num_nodes, num_buffers
 
 
 def find_places(schema: Any) -> tuple[dict[str, Place], dict[str, str]]:
@@ -252,7 +234,7 @@ def find_places(schema: Any) -> tuple[dict[str, Place], dict[str, str]]:
         except (SchemaError, UnicodeDecodeError) as error:
             found.pop(field.name, None)
             refused[field.name] = str(error)
-        nodes, buffers = _width(field.type)
+        nodes, buffers = _width_of([field])
         node, buffer = node + nodes, buffer + buffers
     return found, refused
 
@@ -262,9 +244,8 @@ def _find(name: str, kind: Any, node: int, buffer: int) -> Place:
     types = _types()
     if types.is_struct(kind) and {field.name for field in kind} == {"bytes", "path"}:  # an image or sound of `datasets`
         inside = kind.get_field_index("bytes")
-        before = [_width(kind.field(place).type) for place in range(inside)]
-        child = node + 1 + sum(nodes for nodes, _ in before), buffer + 1 + sum(count for _, count in before)
-        place = _find(name, kind.field(inside).type, *child)
+        nodes, buffers = _width_of(kind.field(place) for place in range(inside))
+        place = _find(name, kind.field(inside).type, node + 1 + nodes, buffer + 1 + buffers)
         return place._replace(rows=((node, buffer), *place.rows))
     if _is_text(kind):
         width = 8 if types.is_large_string(kind) or types.is_large_binary(kind) else 4
