@@ -1,7 +1,8 @@
 """How does cost grow: with ranks, samples, shards, files, columns, bytes, clients, and batches held ahead?
 
 Each question measures one cost at several sizes, in turns, and takes medians. The slope is that of a line through the
-points in logarithms: 0 is flat, 1 is proportional. With `--picture` the plots of `docs/growth.md` are drawn again.
+points in logarithms: 0 is flat, 1 is proportional. It prints the rows of the table in `docs/growth.md`, and with
+`--picture` draws its plots again.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from _machine import print_result
 from bench_plan import anonymous_bytes, write_hollow_dataset
 
 import penstock
-from penstock.report import format_bytes, format_number, format_seconds
+from penstock.report import format_bytes, format_seconds
 
 # That of every picture in the docs.
 STYLE = """
@@ -309,13 +310,12 @@ def draw(found: dict[Question, dict[int, float]]) -> str:
         )
         dots = "".join(f'<circle class="teal" cx="{a:.1f}" cy="{b:.1f}" r="3"/>' for a, b in points)
         trace = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
-        sizes = f"{format_number(min(costs))} to {format_number(max(costs))} {question.over}"
         plots.append(
             f'<g transform="translate({number % columns * width},{number // columns * height})">'
             f'<text x="4" y="16">{question.what}</text>'
             f'<text class="small" x="4" y="33">{words(costs, question.unit)}, slope {slope(costs):.2f}</text>'
             f'{lines}<polyline class="line" points="{trace}"/>{dots}'
-            f'<text class="small" x="4" y="136">{sizes}</text></g>'
+            f'<text class="small" x="4" y="136">{span(question.over, costs)}</text></g>'
         )
     total = height * -(-len(found) // columns)
     size = f'viewBox="0 0 {width * columns} {total}" width="{width * columns}"'
@@ -323,6 +323,14 @@ def draw(found: dict[Question, dict[int, float]]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="How costs grow">'
         f"{STYLE}{''.join(plots)}</svg>\n"
     )
+
+
+def span(over: str, costs: dict[int, float]) -> str:
+    """The sizes, in few characters."""
+    if over == "bytes":
+        return words({size: size for size in costs}, over)
+    first, last = (f"{size:,}" if size < 10**5 else f"{size / 1e6:g} M" for size in (min(costs), max(costs)))
+    return f"{first} to {last} {over}"
 
 
 def words(costs: dict[int, float], unit: str) -> str:
@@ -341,7 +349,8 @@ def main() -> None:
         if arguments.only is None or arguments.only in question.what:
             sizes = question.sizes[: max(2, arguments.sizes)]
             found[question] = costs = measure(dataclasses.replace(question, sizes=sizes))
-            print(f"{question.what:<36} {words(costs, question.unit):<24} slope {slope(costs):.2f}", flush=True)
+            cells = (question.what, span(question.over, costs), words(costs, question.unit), f"{slope(costs):.2f}")
+            print(f"| {' | '.join(cells)} |", flush=True)
     figures = {
         each.what: {**{f"{size:,} {each.over}": cost for size, cost in costs.items()}} for each, costs in found.items()
     }

@@ -3,8 +3,8 @@
     data (a Histogram, a count of bytes, progress) -> the terminal, or JSON
     a Page: verdict, findings, lanes, charts       -> the terminal, one HTML file, a Perfetto trace
 
-One file per medium; the trace is beside the page. Knows nothing of where the data comes from; what is slow to import
-(numpy, rich) is imported only when needed, so that `penstock --help` does not wait for it.
+One file per medium; the trace, and how numbers are written, are beside the page. Knows nothing of where the data comes
+from; what is slow to import (numpy, rich) is imported only when needed, so that `penstock --help` does not wait.
 
 May import: `errors`. Imported by: `cli`, `dataset`, `doctor`, `loader`, `plan`, `preparation`, `tuning`, `watching`.
 Holds no state.
@@ -15,10 +15,12 @@ from penstock.report._page import (
     Arm,
     Chart,
     Fact,
+    FigureLine,
     FigureTable,
     Finding,
     Gain,
     Headline,
+    Histogram,
     Lane,
     Line,
     Page,
@@ -27,19 +29,15 @@ from penstock.report._page import (
     SpanKind,
     StepTimes,
     Tone,
-    to_perfetto,
-)
-from penstock.report._terminal import console, print_json, progress_bar, render_terminal, stop_printing
-from penstock.report._words import (
-    FigureLine,
-    Histogram,
     align_figures,
     format_bytes,
     format_gain,
     format_number,
     format_seconds,
     histogram,
+    to_perfetto,
 )
+from penstock.report._terminal import console, print_json, progress_bar, render_terminal, stop_printing
 
 __all__ = [
     "Arm",

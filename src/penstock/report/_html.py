@@ -31,8 +31,11 @@ from penstock.report._page import (
     Page,
     SlowSample,
     StepTimes,
+    describe_gain,
+    format_gain,
+    format_number,
+    format_seconds,
 )
-from penstock.report._words import describe_gain, format_gain, format_number, format_seconds
 
 _MOST_SPANS = 8000
 _MOST_STEPS = 2000

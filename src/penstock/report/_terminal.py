@@ -16,8 +16,19 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import printable
-from penstock.report._page import Arm, FigureTable, Finding, Headline, Page, SlowSample, StepTimes
-from penstock.report._words import describe_gain, format_gain, format_number, format_seconds
+from penstock.report._page import (
+    Arm,
+    FigureTable,
+    Finding,
+    Headline,
+    Page,
+    SlowSample,
+    StepTimes,
+    describe_gain,
+    format_gain,
+    format_number,
+    format_seconds,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
