@@ -6,12 +6,14 @@ corpus's.
     deal     max/mean attention cost over ranks, before, after, and the best of a long search of random deals; the
              cost of planning a step at the start of the run and at its millionth step
     tokens   padding, spread over ranks and batches of `batch(tokens=...)`, of fairseq's `--max-tokens` and of the
-             Trainer's group_by_length; and what each repeats and loses when a run goes on with half as many ranks
+             Trainer's group_by_length and batch_rebalance; and what each repeats and loses when a run goes on with half
+             as many ranks
     ddp      a job of 2 and of 4 processes: a small transformer with attention inside documents, both ways in turns
 
 fairseq's way is written anew here from `batch_by_size_fast` (fairseq/data/data_utils_fast.pyx) and `EpochBatchIterator`
 (fairseq/data/iterators.py): rows sorted by length, batches of `max_tokens` in multiples of 8 rows, shuffled, every w-th
-for a rank. The Trainer's is `get_length_grouped_indices` of transformers.trainer_pt_utils.
+for a rank; it resumes by the number of batches that each rank took. The Trainer's are transformers' own samplers; it
+resumes by the number of steps, with half as many ranks also with twice the gradient accumulation.
 
     python benchmarks/bench_balance.py [--only deal|tokens|ddp] [--seconds 1]
 """
@@ -35,6 +37,10 @@ from penstock.plan import Plan
 
 Int64 = NDArray[np.int64]
 LENGTH, LONGEST = 4096, 8192
+FEW = 40_000
+"""Rows for a sampler that takes a millisecond a step on each rank."""
+WAYS = ((8, 32, 1), (4, 32, 1), (4, 32, 2))
+"""(ranks, rows of a rank's batch, such batches in a step) of a Trainer: before, after, and after with larger steps."""
 
 
 def main() -> None:
@@ -64,10 +70,11 @@ def sizes_of(folder: Path, pattern: str) -> Int64:
 
 
 def documents(lengths: Int64, *, longest: int | None = None) -> Any:
-    """A shuffled dataset of documents of these lengths, all of token 1."""
+    """A shuffled dataset of documents of these lengths, of tokens at random."""
     shown = lengths if longest is None else np.minimum(lengths, longest)
     shown = np.random.default_rng(1).permutation(shown)[: 300_000_000 // max(1, int(shown.mean()))]
-    return penstock.from_arrays({"tokens": penstock.Ragged.from_lengths(np.ones(shown.sum(), np.uint8), shown)})
+    tokens = np.frombuffer(np.random.default_rng(2).bytes(int(shown.sum())), np.uint8)
+    return penstock.from_arrays({"tokens": penstock.Ragged.from_lengths(tokens, shown)})
 
 
 def deal(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -165,15 +172,18 @@ def tokens(_: argparse.Namespace) -> dict[str, Any]:
             10**9 + 7, 0, 8
         )
         figures[f"{name}: first batch of a new plan, at row 1e9"] = f"{1e3 * (time.perf_counter() - begun):.0f} ms"
-        figures[f"{name}: fairseq --max-tokens"] = describe(fairseq(sizes, budget, world_size))
-        figures[f"{name}: Trainer, group_by_length"] = describe(grouped(sizes, world_size, 32))
         figures[f"{name}: resumed with 4 ranks of 8, ours"] = resumed_ours(plan)
+        few = sizes[:FEW]
         theirs = {
-            "fairseq": lambda world_size: fairseq(sizes, budget, world_size, numbers=True),  # noqa: B023
-            "Trainer": lambda world_size: grouped(sizes, world_size, 32, numbers=True),  # noqa: B023
+            "fairseq --max-tokens": (sizes, [fairseq(sizes, budget, 8), fairseq(sizes, budget, 4)]),
+            "Trainer, group_by_length": (sizes, [grouped(sizes, *way) for way in WAYS]),
+            "Trainer, batch_rebalance": (few, [rebalanced(few, *way) for way in WAYS]),
         }
-        for other, make in theirs.items():
-            figures[f"{name}: resumed with 4 ranks of 8, {other}"] = resumed(make, len(sizes))
+        for other, (shown, (before, *after)) in theirs.items():
+            figures[f"{name}: {other}"] = describe([[shown[share] for share in step] for step in before])
+            for number, steps in enumerate(after):
+                how = ", batches as large as before" if number else ""
+                figures[f"{name}: resumed with 4 ranks of 8{how}, {other}"] = resumed(before, steps, len(shown))
     return figures
 
 
@@ -193,8 +203,8 @@ def ours(plan: Plan, sizes: Int64, world_size: int) -> list[list[Int64]]:
     return found
 
 
-def fairseq(sizes: Int64, max_tokens: int, world_size: int, *, numbers: bool = False) -> list[Step]:
-    """Steps of batches by size, as fairseq makes them."""
+def fairseq(sizes: Int64, max_tokens: int, world_size: int) -> list[Step]:
+    """Numbers of the rows of each step, in batches by size, as fairseq makes them."""
     rng = np.random.default_rng(1)
     indices = rng.permutation(len(sizes))
     indices = indices[np.argsort(sizes[indices], kind="mergesort")]
@@ -212,20 +222,33 @@ def fairseq(sizes: Int64, max_tokens: int, world_size: int, *, numbers: bool = F
     order = np.random.default_rng(2).permutation(len(batches)).tolist()
     order += [None] * (-len(order) % world_size)  # a rank without a batch gets a dummy one
     shown = [np.array([] if each is None else batches[each], np.int64) for each in order]
-    steps = [shown[begin : begin + world_size] for begin in range(0, len(shown), world_size)]
-    return steps if numbers else [[sizes[share] for share in step] for step in steps]
+    return [shown[begin : begin + world_size] for begin in range(0, len(shown), world_size)]
 
 
-def grouped(sizes: Int64, world_size: int, rows: int, *, numbers: bool = False) -> list[Step]:
-    """Steps of the Trainer: groups of the samples that all ranks take, sorted by length, dealt one by one."""
+def grouped(sizes: Int64, world_size: int, rows: int, accumulation: int) -> list[Step]:
+    """Numbers of the rows of each step of the Trainer with group_by_length, whose batches ranks take in turns."""
     import torch
-    from transformers.trainer_pt_utils import get_length_grouped_indices
+    from transformers.trainer_pt_utils import LengthGroupedSampler
 
     generator = torch.Generator().manual_seed(1)
-    found = np.array(get_length_grouped_indices(sizes.tolist(), rows * world_size, generator=generator))
-    found = found[: len(found) // (rows * world_size) * rows * world_size].reshape(-1, rows, world_size)
-    steps = [list(step.T) for step in found]
-    return steps if numbers else [[sizes[share] for share in step] for step in steps]
+    sampler = LengthGroupedSampler(rows * accumulation, lengths=sizes.tolist(), generator=generator)
+    shape = (-1, accumulation, world_size, rows)
+    found = np.array(list(sampler))
+    step = found[: len(found) // (rows * accumulation * world_size) * rows * accumulation * world_size].reshape(shape)
+    return [list(each.swapaxes(0, 1).reshape(world_size, -1)) for each in step]
+
+
+def rebalanced(sizes: Int64, world_size: int, rows: int, accumulation: int) -> list[Step]:
+    """The same with batch_rebalance, which gives ranks groups of any number of rows."""
+    from transformers.trainer_pt_utils import BatchRebalanceSampler
+
+    size, lengths = rows * accumulation * world_size, sizes.tolist()
+    ranks = [
+        [np.array(each, np.int64) for each in BatchRebalanceSampler(lengths, size, world_size, accumulation, rank=rank)]
+        for rank in range(world_size)
+    ]
+    taken = range(0, len(ranks[0]), accumulation)
+    return [[np.concatenate(rank[first : first + accumulation]) for rank in ranks] for first in taken]
 
 
 def describe(steps: list[Step]) -> str:
@@ -241,9 +264,8 @@ def describe(steps: list[Step]) -> str:
     )
 
 
-def resumed(make: Any, num_rows: int) -> str:
+def resumed(before: list[Step], after: list[Step], num_rows: int) -> str:
     """What comes twice or not at all when the loader skips as many steps as were taken, and has half as many ranks."""
-    before, after = make(8), make(4)
     seen = np.zeros(num_rows, np.int64)
     half = len(before) // 2
     for step in before[:half] + after[half:]:

@@ -103,7 +103,7 @@ def ordering() -> Iterator[tuple[str, Callable[[], object]]]:
 def packing() -> Iterator[tuple[str, Callable[[], object]]]:
     from penstock.packing import _kernels
 
-    key, stream = np.uint64(7), np.uint64(1)
+    key, stream = 7, 1
     for length in (2048, 131_072):
         kept = RNG.lognormal(6.2, 1.1, 1_000_000 if length > 10_000 else 200_000).astype(np.int64) + 1
         histogram = _kernels.count_pieces(kept, length)

@@ -33,6 +33,28 @@ def expected(plan: Plan, num_steps: int, rank: int = 0, world_size: int = 1) -> 
     return [plan.read_at(step * size, rank, world_size)["input_ids"].ravel().tolist() for step in range(num_steps)]
 
 
+def shared_plans(**options: Any) -> dict[str, Plan]:
+    """Batches that ranks share by cost, or of as many rows as a budget of tokens holds."""
+    rows = documents().shuffle(seed=5)
+    return {
+        "packed, by attention": rows.pack(32).batch(4, balance="attention", **options),
+        "padded, by tokens": rows.pad().batch(8, balance="tokens", **options),
+        "as many as fit": rows.pad().batch(tokens=160, multiple=4, **options),
+        "as many as fit, by attention": rows.pad(bucket=16, run=4).batch(
+            tokens=240, multiple=4, balance="attention", **options
+        ),
+    }
+
+
+def steps_of(plan: Plan, count: int, rank: int = 0, world_size: int = 1) -> list[list[int]]:
+    """The tokens of the first steps of a run, however many rows each has."""
+    found, row = [], 0
+    for _ in range(count):
+        found.append(plan.read_at(row, rank, world_size)["input_ids"].ravel().tolist())
+        row = plan.steps.next_row(row)
+    return found
+
+
 def tiny_llama() -> Any:
     """A model of a few thousand parameters."""
     import transformers

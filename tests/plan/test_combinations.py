@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import penstock
@@ -209,11 +209,8 @@ class Recipe:
 
 
 @st.composite
-def recipes(draw: st.DrawFn) -> Recipe:
-    kind, verb = (
-        draw(st.sampled_from(["samples", "pack", "pad", "sample", "balance"])),
-        draw(st.sampled_from(["", "take", "skip", "repeat"])),
-    )
+def recipes(draw: st.DrawFn, kinds: tuple[str, ...] = ("samples", "pack", "pad", "sample", "balance")) -> Recipe:
+    kind, verb = draw(st.sampled_from(kinds)), draw(st.sampled_from(["", "take", "skip", "repeat"]))
     drawn = [draw(trees().filter(lambda tree: sum(tree.samples) > 0)) for _ in range(draw(st.integers(1, 2)))]
     shuffled = [draw(shuffles) for _ in drawn]
     weights = [draw(st.integers(1, 4)) for _ in drawn]
@@ -281,6 +278,57 @@ def test_ranks_and_batch_sizes_read_the_same_run(recipe: Recipe, row: int, share
         expected = [rows_of(one_by_one.read_at(row + offset))[0] for offset in range(share * world_size)]
         for rank in range(world_size):
             assert rows_of(shared.read_at(row, rank, world_size)) == expected[rank::world_size]
+
+
+@st.composite
+def shared_batches(draw: st.DrawFn) -> Callable[[Plan], Plan]:
+    """Batches whose rows are dealt by cost, or as many as a budget of tokens holds; 4 ranks may share them."""
+    tail, balance = draw(st.sampled_from(["carry", "drop", "pad"])), draw(st.sampled_from(["tokens", "attention"]))
+    if draw(st.booleans()):
+        size = draw(st.sampled_from([4, 8]))
+        return lambda plan: plan.batch(size, tail=tail, balance=balance)
+    options: dict[str, Any] = {"tokens": draw(st.integers(60, 200)), "multiple": 4, "tail": tail}
+    options |= {"balance": balance} if draw(st.booleans()) else {}
+    return lambda plan: plan.batch(**options)
+
+
+def documents_of(batch: dict[str, Any]) -> list[list[int]]:
+    """The tokens of each row of a padded batch."""
+    return [row[mask == 1].tolist() for row, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)]
+
+
+@few
+@given(recipes(("pad",)), shared_batches(), st.integers(0, 60), st.integers(0, 3))
+def test_batches_by_cost_and_by_tokens_share_the_run_and_go_on_with_other_ranks_and_more_data(
+    recipe: Recipe, cut: Callable[[Plan], Plan], place: int, before: int
+) -> None:
+    with folder() as path:
+        write_all(path)
+        plan = cut(recipe.build(opener(path)))
+        plain = recipe.build(opener(path)).batch(1)
+        assume(plan.num_rows >= 8)
+        row = plan.steps.skip_tail(plan.row_of(plan.num_batches() - 1) if place % 2 else place)
+        for number in range(before + 3):
+            world_size = 4 if number < before else 1 + number % 2
+            ranks = [plan.read_at(row, rank, world_size) for rank in range(world_size)]
+            whole, _ = plan.steps.rows_at(row)
+            alone = [each for one in whole.tolist() for each in documents_of(plain.read_at(one))]
+            assert sorted(each for rank in ranks for each in documents_of(rank)) == sorted(alone)
+            assert len({len(batch["lengths"]) for batch in ranks}) == 1
+            if plan.token_budget is not None:
+                widest = max(batch["input_ids"].shape[1] for batch in ranks)
+                assert len(whole) * widest <= plan.token_budget
+                assert len(whole) % 4 == 0 or plan.steps.tail != "pad"
+            assert len({batch["num_targets_global"] for batch in ranks}) == 1
+            assert sum(batch["num_targets"] for batch in ranks) == ranks[0]["num_targets_global"]
+            row = plan.steps.skip_tail(plan.steps.next_row(row))
+            if number == before:
+                state = json.loads(json.dumps(Cursor(plan, row).state()))
+                grow(path)
+                later = cut(recipe.build(opener(path, state)))
+                assert later == plan
+                assert Cursor(later).restore(state).row == row
+                plan = later
 
 
 def test_a_state_of_another_combination_is_refused(tmp_path: Path) -> None:

@@ -220,9 +220,13 @@ def _micro_batch(plan: Plan, args: transformers.TrainingArguments) -> int:
         fits, rest = divmod(plan.global_size, times * processes)
         running = "1 process" if processes == 1 else f"{processes} processes"
         advice = f"per_device_train_batch_size={fits} or " if not rest else ""
+        # Of batches by tokens, the Trainer counts the least number of rows.
+        has, by = (
+            ("batch has", "") if plan.token_budget is None else ("batches have a multiple of", "tokens=..., multiple=")
+        )
         raise ValueError(
-            f"The plan's batch has {plan.global_size} rows, a step of the Trainer {size * times * processes}: "
+            f"The plan's {has} {plan.global_size} rows, a step of the Trainer {size * times * processes}: "
             f"per_device_train_batch_size={size} x gradient_accumulation_steps={times} x {running}. "
-            f"Use {advice}plan.batch({size * times * processes})."
+            f"Use {advice}plan.batch({by}{size * times * processes})."
         )
     return int(size)

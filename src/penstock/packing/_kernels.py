@@ -20,7 +20,8 @@ _sort_keys = kernel("packing_sort_keys", *[ARRAY] * 4)
 _cut = kernel("packing_cut", ARRAY, INT, *[ARRAY] * 3)
 _sort_falling = kernel("packing_sort_falling", *[ARRAY] * 3)
 _gather_rows = kernel("packing_gather_rows", *[ARRAY] * 4)
-_shuffle_groups = kernel("packing_shuffle_groups", ARRAY, ARRAY, WORD, WORD)
+shuffle_groups = kernel("packing_shuffle_groups", ARRAY, ARRAY, WORD, WORD)
+"""Shuffle each group of values, those between two offsets, in place; by a key and the number of a stream."""
 _take_pieces = kernel("packing_take_pieces", *[ARRAY] * 7)
 
 
@@ -99,11 +100,6 @@ def gather_rows(dealt: Int32s, slot_rows: Int32s, row_offsets: Int64s) -> Int32s
     pieces = np.empty(len(dealt), np.int32)
     _gather_rows(dealt, slot_rows, row_offsets.copy(), pieces)
     return pieces
-
-
-def shuffle_groups(values: Int32s, offsets: Int64s, key: np.uint64, stream: np.uint64) -> None:
-    """Shuffle each group `offsets[g]:offsets[g + 1]` in place."""
-    _shuffle_groups(values, offsets, int(key), int(stream))
 
 
 def take_pieces(pieces: Int32s, documents: Int64s, starts: Int64s, lengths: Int32s) -> tuple[Int64s, Int64s, Int32s]:

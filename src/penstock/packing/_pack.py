@@ -46,7 +46,7 @@ PACKING_VERSION: Final = 1
 _MAX_PIECES: Final = 2**31 - 1
 
 # The two shuffles of a packing draw from separate streams.
-_DEAL_STREAM, _ROW_STREAM = np.uint64(1), np.uint64(2)
+_DEAL_STREAM, _ROW_STREAM = 1, 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,10 +234,13 @@ def pack(lengths: npt.NDArray[np.integer], settings: PackingSettings, key: int) 
         TypeError: `lengths` is not a numpy array of integers, or `key` not an int.
         ValueError: a length is negative, the key does not fit 64 bits, or there are over 2**31 pieces.
     """
-    checked_key = _check_key(key)
+    if type(key) is not int:
+        raise TypeError(f"key must be an int, got {key!r} of type {type(key).__name__}")
+    if not 0 <= key < 2**64:
+        raise ValueError(f"key must be from 0 to 2**64 - 1, got {key}")
     kept = apply_long_policy(check_lengths(lengths, len(settings.limits)), settings)
     if settings.limits:
-        return _pack_vectors(kept, settings, checked_key)
+        return _pack_vectors(kept, settings, key)
     histogram = _kernels.count_pieces(kept, settings.length)
     slot_rows, row_sizes = _lay_out(histogram, settings)
     row_offsets = offsets_of(row_sizes)
@@ -245,14 +248,14 @@ def pack(lengths: npt.NDArray[np.integer], settings: PackingSettings, key: int) 
     documents, starts, sizes = _kernels.cut(kept, settings.length, slot_rows.size)
     run_offsets = offsets_of(histogram[:0:-1])  # pieces of equal length, longest first
     dealt = _kernels.sort_falling(sizes, run_offsets)
-    _kernels.shuffle_groups(dealt, run_offsets, checked_key, _DEAL_STREAM)
+    _kernels.shuffle_groups(dealt, run_offsets, key, _DEAL_STREAM)
     pieces = _kernels.gather_rows(dealt, slot_rows, row_offsets)
-    _kernels.shuffle_groups(pieces, row_offsets, checked_key, _ROW_STREAM)
+    _kernels.shuffle_groups(pieces, row_offsets, key, _ROW_STREAM)
     documents, starts, sizes = _kernels.take_pieces(pieces, documents, starts, sizes)
     return Packing(row_offsets=row_offsets, documents=documents, starts=starts, lengths=sizes)
 
 
-def _pack_vectors(kept: npt.NDArray[np.int64], settings: PackingSettings, key: np.uint64) -> Packing:
+def _pack_vectors(kept: npt.NDArray[np.int64], settings: PackingSettings, key: int) -> Packing:
     """The same for documents that take something of several budgets; those that take the same are alike."""
     documents, vectors = _vectors(kept, settings)
     slot_rows, row_sizes = _lay_out_vectors(vectors, settings)
@@ -328,11 +331,3 @@ def _lay_out(
     max_documents = min(settings.max_documents or _MAX_PIECES, _MAX_PIECES)
     slot_rows, row_sizes = _kernels.lay_out(histogram, num_pieces, max_documents)
     return slot_rows, row_sizes
-
-
-def _check_key(key: int) -> np.uint64:
-    if type(key) is not int:
-        raise TypeError(f"key must be an int, got {key!r} of type {type(key).__name__}")
-    if not 0 <= key < 2**64:
-        raise ValueError(f"key must be from 0 to 2**64 - 1, got {key}")
-    return np.uint64(key)

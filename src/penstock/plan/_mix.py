@@ -18,7 +18,7 @@ from penstock.errors import StageError, check_choice, whole_number
 from penstock.identity import digest
 from penstock.order import derive_key
 from penstock.plan._dataset import Dataset
-from penstock.plan._mixed_rows import Deal, MixedRows, mix_rows
+from penstock.plan._mixed_rows import Deal, MixedRows
 from penstock.plan._plan import Plan
 from penstock.plan._stages import LEGAL_ORDER, Batch, Map, Stage, Stages, TakeRows, num_lanes
 from penstock.plan._text import order_facts
@@ -82,7 +82,7 @@ class Mix:
             changes=tuple((row, self._tempered(weights)) for row, weights in self.schedule),
             source_ids=self.source_ids,
         )
-        return mix_rows({name: plan.row_source for name, plan, _ in self.sources}, deal)
+        return MixedRows({name: plan.row_source for name, plan, _ in self.sources}, deal)
 
     def _tempered(self, weights: tuple[float, ...]) -> tuple[float, ...]:
         if self.temperature == 1:

@@ -46,13 +46,22 @@ class Deal:
         return ScheduledMixture(self.weights, self.seed, changes) if changes else Mixture(self.weights, self.seed)
 
 
-class MixedRows(RowSource):
-    """Rows of several sources by their shares."""
+class MixedRows(PieceSource):
+    """Rows of several sources by their shares; of pieces if those of all sources are.
+
+    Raises:
+        SchemaError: their rows are not alike.
+    """
 
     def __init__(self, sources: Mapping[str, RowSource], deal: Deal) -> None:
         self.names = tuple(sources)
         self.sources = tuple(sources.values())
         self.deal, self.seed = deal, deal.seed
+        self._pieces = tuple(source.piece_source for source in self.sources if source.piece_source is not None)
+        if self._pieces:
+            self.stage = self._pieces[0].stage
+        if len(self._pieces) not in (0, len(sources)) or len({source.stage.verb for source in self._pieces}) > 1:
+            raise SchemaError("mix(): either all sources are packed or none is, and padded likewise.")
         try:
             self.mixture = deal.make()
         except ValueError as error:
@@ -99,7 +108,38 @@ class MixedRows(RowSource):
     def row_length(self) -> int | None:
         return self.sources[0].row_length
 
+    @property
+    def piece_source(self) -> PieceSource | None:
+        return self if self._pieces else None
+
+    @property
+    def counts_ahead(self) -> bool:
+        return all(source.counts_ahead for source in self._pieces)
+
+    @property
+    def kept(self) -> Mapping[str, Column]:
+        return self._pieces[0].kept
+
+    def fill(self, rows: Rows, batch_rows: NDArray[np.int64]) -> list[Filling]:
+        """Each source copies its own tokens; one pass writes the rest for all of them."""
+        if not len(rows):
+            return self._pieces[0].fill(rows, batch_rows)
+        return [
+            filling
+            for number, places, own in self._turns(rows)
+            for filling in self._pieces[number].fill(own, batch_rows[places])
+        ]
+
+    def count_targets(self, rows: Rows) -> NDArray[np.int64]:
+        counts = np.zeros(len(rows), np.int64)
+        for number, places, own in self._turns(rows):
+            counts[places] = self._pieces[number].count_targets(own)
+        return counts
+
     def read(self, rows: Rows, out: Mapping[str, NDArray[Any]] | None) -> BatchArrays:
+        if self._pieces:
+            fillings = self.fill(rows, np.arange(len(rows)))
+            return compose(fillings, len(rows), self.stage, out) | self._source_ids(rows, None)
         parts = [(places, self.sources[number].read(own, None)) for number, places, own in self._turns(rows)]
         if not parts:
             return self.sources[0].read(rows, out) | self._source_ids(rows, out)
@@ -116,6 +156,8 @@ class MixedRows(RowSource):
         return {SOURCE_IDS: source_ids}
 
     def output_arrays(self, num_rows: int) -> OutputArrays:
+        if self._pieces:
+            return super().output_arrays(num_rows)
         own: OutputArrays = {SOURCE_IDS: ((num_rows,), "int32")} if self.deal.source_ids else {}
         return self.sources[0].output_arrays(num_rows) | own
 
@@ -211,6 +253,9 @@ class MixedRows(RowSource):
         return low
 
     def _check_alike(self) -> None:
+        if self._pieces:
+            self._check_same("pack settings", [_row_settings(source) for source in self._pieces])
+            return
         first_rows = [source.read(np.arange(1), None) for source in self.sources]
         if self.deal.source_ids and SOURCE_IDS in first_rows[0]:
             raise SchemaError(f"mix(source_ids=True): the sources have a column {SOURCE_IDS!r} of their own.")
@@ -247,63 +292,6 @@ def _spec(value: Any) -> str:
     array, first = (value.values, ["*"]) if isinstance(value, Ragged) else (value, [])
     sizes = [*first, *map(str, array.shape[1:])]
     return f"{array.dtype}[{','.join(sizes)}]" if sizes else str(array.dtype)
-
-
-class MixedPieceRows(MixedRows, PieceSource):
-    """Rows of pieces from several sources: each copies its own tokens, one pass writes the rest for all of them."""
-
-    def __init__(self, sources: Mapping[str, PieceSource], deal: Deal) -> None:
-        self._piece_sources = tuple(sources.values())
-        self.stage = self._piece_sources[0].stage
-        super().__init__(sources, deal)
-
-    def read(self, rows: Rows, out: Mapping[str, NDArray[Any]] | None) -> BatchArrays:
-        fillings = self.fill(rows, np.arange(len(rows)))
-        return compose(fillings, len(rows), self.stage, out) | self._source_ids(rows, None)
-
-    def output_arrays(self, num_rows: int) -> OutputArrays:
-        return PieceSource.output_arrays(self, num_rows)
-
-    @property
-    def counts_ahead(self) -> bool:
-        return all(source.counts_ahead for source in self._piece_sources)
-
-    @property
-    def kept(self) -> Mapping[str, Column]:
-        return self._piece_sources[0].kept
-
-    def fill(self, rows: Rows, batch_rows: NDArray[np.int64]) -> list[Filling]:
-        if not len(rows):
-            return self._piece_sources[0].fill(rows, batch_rows)
-        return [
-            filling
-            for number, places, own in self._turns(rows)
-            for filling in self._piece_sources[number].fill(own, batch_rows[places])
-        ]
-
-    def count_targets(self, rows: Rows) -> NDArray[np.int64]:
-        counts = np.zeros(len(rows), np.int64)
-        for number, places, own in self._turns(rows):
-            counts[places] = self._piece_sources[number].count_targets(own)
-        return counts
-
-    def _check_alike(self) -> None:
-        self._check_same("pack settings", [_row_settings(source) for source in self._piece_sources])
-
-
-def mix_rows(sources: Mapping[str, RowSource], deal: Deal) -> MixedRows:
-    """The mixture of these sources.
-
-    Raises:
-        SchemaError: their rows are not alike.
-    """
-    pieces = {name: source.piece_source for name, source in sources.items() if source.piece_source is not None}
-    kinds = {source.stage.verb for source in pieces.values()}
-    if len(pieces) == len(sources) and len(kinds) == 1:
-        return MixedPieceRows(pieces, deal)
-    if pieces:
-        raise SchemaError("mix(): either all sources are packed or none is, and padded likewise.")
-    return MixedRows(sources, deal)
 
 
 def _row_settings(source: PieceSource) -> dict[str, Any]:

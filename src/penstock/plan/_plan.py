@@ -118,6 +118,11 @@ class Plan(Verbs["Plan"]):
         """Rows in a batch, over all ranks; of batch(tokens=...), what their number is a multiple of."""
         return self.steps.global_size
 
+    @property
+    def token_budget(self) -> int | None:
+        """Tokens that a batch may have, over all ranks, with batch(tokens=...)."""
+        return None if self._batch is None else self._batch.tokens
+
     def num_batches(self, epoch: int = 0) -> int:
         """Batches that start in an epoch; with tail="carry" epochs differ by one, with batch(tokens=...) by more."""
         return self.steps.num_batches(epoch)
@@ -166,7 +171,7 @@ class Plan(Verbs["Plan"]):
             and not self._maps
             and self._batch is not None
             and self._batch.balance is None
-            and self._batch.tokens is None
+            and self.token_budget is None
             and self._batch.tail not in ("pad", "even")
         )
 
@@ -333,7 +338,7 @@ class Plan(Verbs["Plan"]):
             StageError: where batches end takes the lengths of all rows, by batch(tokens=...).
             ValueError: a number is not positive, or the ranks cannot share a batch evenly.
         """
-        if self._batch is not None and self._batch.tokens is not None:
+        if self.token_budget is not None:
             raise StageError("egress(): how many rows a batch has must be known without data: give them, not tokens=.")
         settings = EgressSettings(
             nodes=nodes,
