@@ -88,3 +88,24 @@ def test_without_a_command_it_says_how_to_give_one() -> None:
     done = doctor()
     assert done.returncode == 2
     assert "penstock doctor -- train.py" in done.stderr
+
+
+PACKED = """
+import time
+import numpy as np
+import penstock
+
+def main():
+    documents = [np.arange(1 + index % 60, dtype=np.uint16) for index in range(2000)]
+    plan = penstock.from_arrays({"tokens": documents}).shuffle(seed=1).pack(64).batch(4)
+    for batch in penstock.DataLoader(plan, epochs=None):
+        time.sleep(0.005)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_a_script_that_loads_a_plan_is_examined_to_the_end(tmp_path: Path) -> None:
+    found = diagnose(write(tmp_path, PACKED), options=("--seconds", "20"), cwd=tmp_path)
+    assert "Traceback" not in found["stderr"]

@@ -131,12 +131,13 @@ class ScriptLoader:
         """How much faster the dearest rank of the first steps is when a plan's rows are dealt by attention."""
         if not loads_plan(self.instance):
             return None
-        plan, rows_per_rank = self.instance.plan, self.instance._run.rows_per_rank
+        run = self.instance._run
         try:
-            found = plan.imbalance(plan.global_size // rows_per_rank, balance="attention", steps=range(_DEALT_STEPS))
+            ranks = run.plan.global_size // run.rows_per_rank
+            found = run.plan.imbalance(ranks, balance="attention", steps=range(_DEALT_STEPS))
         except (PenstockError, ValueError, IndexError):  # rows without lengths, or few of them
             return None
-        return None if plan.stages[-1].balance else 1 + found.gain
+        return None if run.plan.stages[-1].balance else 1 + found.gain
 
     def describe(self) -> dict[str, Any]:
         """What the report says about it."""
