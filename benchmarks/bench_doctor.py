@@ -134,6 +134,15 @@ def summarise(rows: list[dict[str, Any]], scripts: dict[str, str | None]) -> dic
     return summary
 
 
+def print_table(rows: list[dict[str, Any]], scripts: dict[str, str | None]) -> None:
+    """The gains of the table in docs/doctor.md: medians over runs, as reported and by hand."""
+    for name in scripts:
+        runs = [row for row in rows if row["script"] == name and row.get("gain") is not None]
+        gains = [statistics.median(row["gain"] for row in runs)] if runs else []
+        gains += [row["by_hand"] for row in rows if row["script"] == name and "by_hand" in row][:1]
+        print(f"| `{name}.py` | {' | '.join(f'{gain:.2f}' for gain in gains)} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="scripts; all of the gallery by default")
@@ -162,6 +171,7 @@ def main() -> None:
                 results.add(
                     {"script": name, "fix": fix} | compare(GALLERY / f"{name}.py", fix, rounds=arguments.rounds)
                 )
+    print_table(results.rows, scripts)
     print(json.dumps(summarise(results.rows, scripts)))
 
 
