@@ -24,7 +24,7 @@ from penstock.dataset._tokens import token_stream
 from penstock.errors import SchemaError
 from penstock.identity import digest
 from penstock.schema import HASH_COLUMN, Column, Ragged, Schema, offsets_of
-from penstock.shards import ArrowStorage, Spans, Storage, TarStorage, from_front, read_samples
+from penstock.shards import ArrowStorage, Spans, Storage, TarStorage, from_front, ranges, read_samples
 
 Int64 = NDArray[np.int64]
 _CHUNK = 1 << 16
@@ -217,10 +217,7 @@ class ConcatStorage(JoinedStorage):
                 part.storage.check_samples(column, first, last)
 
     def _ranges(self, begin: int, end: int) -> Iterator[tuple[Samples, int, int]]:
-        for part, (start, stop) in zip(self.parts, itertools.pairwise(self.starts.tolist()), strict=True):
-            first, last = max(begin, start), min(end, stop)
-            if first < last:
-                yield part, first - start, last - start
+        return ((self.parts[number], first, last) for number, first, last in ranges(self.starts, begin, end))
 
     def element_starts(self, column: Column) -> Int64:
         """Where the elements of each part begin, and finally their number."""

@@ -61,7 +61,7 @@ from penstock.shards._provenance import (
     read_provenance,
 )
 from penstock.shards._shard import Io, read_lengths, write_hollow
-from penstock.shards._storage import Spans, Storage, column_bytes, from_front, read_samples, samples_per_chunk
+from penstock.shards._storage import Spans, Storage, column_bytes, from_front, ranges, read_samples, samples_per_chunk
 from penstock.shards._tar_index import RemoteTars
 from penstock.shards._tar_scan import (
     NUMBER_MEMBERS,
@@ -132,6 +132,7 @@ __all__ = [
     "origins_to_json",
     "pack_provenance",
     "parse_manifest",
+    "ranges",
     "read_contents",
     "read_lengths",
     "read_manifest",

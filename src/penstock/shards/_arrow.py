@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,19 @@ from penstock.shards._arrays import sampled_identity
 from penstock.shards._gather import Gathered, gather_ragged
 from penstock.shards._ipc import Place, check_batches, find_places, read_ipc
 from penstock.shards._open_shards import OPEN_FILES, pieces
-from penstock.shards._storage import COUNT, FILE, OFFSETS, READY, SIZE, STATE, VALUES, Table, column_slots, from_front
+from penstock.shards._storage import (
+    COUNT,
+    FILE,
+    OFFSETS,
+    READY,
+    SIZE,
+    STATE,
+    VALUES,
+    Table,
+    column_slots,
+    from_front,
+    ranges,
+)
 
 Int64 = NDArray[np.int64]
 _SAMPLED_BLOCKS = 64
@@ -133,7 +145,7 @@ class ArrowStorage(Gathered):
 
     def lengths(self, column: Column, begin: int, end: int) -> Int64:
         parts = [np.empty(0, np.int64)]
-        for number, first, last in self._ranges(begin, end):
+        for number, first, last in ranges(self.starts, begin, end):
             parts.append(np.diff(self._checked_offsets(column, number)[first : last + 1]))
         return np.concatenate(parts)
 
@@ -142,16 +154,16 @@ class ArrowStorage(Gathered):
         return parts[0] if len(parts) == 1 else Ragged.concatenate(parts)
 
     def will_need(self, column: Column, begin: int, end: int) -> None:
-        for number, _, _ in self._ranges(begin, end):
+        for number, _, _ in ranges(self.starts, begin, end):
             self._file_of(number, self.table).will_need(*self._extent(self._places[column.name].values, number))
 
     def dont_need(self, column: Column, begin: int, end: int) -> None:
-        for number, _, _ in self._ranges(begin, end):
+        for number, _, _ in ranges(self.starts, begin, end):
             self._file_of(number, self.table).dont_need(*self._extent(self._places[column.name].values, number))
 
     def check_samples(self, column: Column, begin: int, end: int) -> None:
         """Check the offsets of samples `begin` to `end`; the values have no checksums."""
-        for number, _, _ in self._ranges(begin, end):
+        for number, _, _ in ranges(self.starts, begin, end):
             self._open_batch(column, number)
 
     def prepare(self, column: Column, index: int) -> None:
@@ -271,14 +283,6 @@ class ArrowStorage(Gathered):
 
     def _batch_of(self, index: int) -> int:
         return int(np.searchsorted(self.starts, index, side="right")) - 1
-
-    def _ranges(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """(batch, first sample, last sample) of each batch that holds samples `begin` to `end`."""
-        first, last = self._batch_of(begin), int(np.searchsorted(self.starts, end, side="left"))
-        for number in range(first, last):
-            start, stop = self.starts[number : number + 2].tolist()
-            if max(begin, start) < min(end, stop):
-                yield number, max(begin, start) - start, min(end, stop) - start
 
 
 class _HeldFile(MappedFile):

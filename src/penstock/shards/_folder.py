@@ -21,7 +21,7 @@ from penstock.shards._manifest import Manifest, ShardEntry, read_manifest
 from penstock.shards._open_shards import OpenShards, Supply, pieces
 from penstock.shards._provenance import read_provenance
 from penstock.shards._shard import Io, Shard, changed, resolve_io
-from penstock.shards._storage import Spans, check_span, nest
+from penstock.shards._storage import Spans, check_span, nest, ranges
 
 Check = Literal["window", "open", "never"]
 
@@ -157,7 +157,7 @@ class ShardFolder:
                 shard.dont_need(part, first, last)
 
     def _at_hand(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-        return (each for each in self.shards.ranges(begin, end) if self.shards.is_at_hand(each[0]))
+        return (each for each in ranges(self.starts, begin, end) if self.shards.is_at_hand(each[0]))
 
     def check_samples(self, column: Column, begin: int, end: int) -> None:
         for part in column.stored:
@@ -165,7 +165,6 @@ class ShardFolder:
 
 
 def _pread_fixed(shards: OpenShards, column: Column, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
-    """Copy samples of a fixed column into `out`, converting to its dtype."""
     for shard, places, samples in _by_shard(shards, indices):
         for begin, end in _runs(samples):
             first, last = int(samples[begin]), int(samples[end - 1]) + 1
@@ -174,7 +173,6 @@ def _pread_fixed(shards: OpenShards, column: Column, indices: NDArray[np.int64],
 
 
 def _pread_ragged(shards: OpenShards, column: Column, indices: NDArray[np.int64]) -> Ragged:
-    """Samples of a ragged column, side by side."""
     parts: list[NDArray[Any]] = [np.empty(0)] * len(indices)
     for shard, places, samples in _by_shard(shards, indices):
         for begin, end in _runs(samples):
@@ -190,7 +188,6 @@ def _pread_ragged(shards: OpenShards, column: Column, indices: NDArray[np.int64]
 
 
 def _pread_spans(shards: OpenShards, column: Column, spans: Spans, out: NDArray[Any]) -> None:
-    """Copy parts of samples of a ragged column into the flat array `out`."""
     shard_of, samples = shards.locate(spans.indices)
     for place in np.lexsort((samples, shard_of)).tolist():
         shard, sample = shards.open_shard(int(shard_of[place])), int(samples[place])
@@ -202,7 +199,6 @@ def _pread_spans(shards: OpenShards, column: Column, spans: Spans, out: NDArray[
 
 
 def _pread_stream(shards: OpenShards, column: Column, firsts: NDArray[np.int64], out: NDArray[Any]) -> None:
-    """Copy a row of consecutive elements from each of `firsts`, across samples and shards."""
     value_starts = shards.value_starts[column.name]
     for row, first in enumerate(firsts.tolist()):
         done, length = 0, out.shape[1]

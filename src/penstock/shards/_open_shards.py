@@ -21,7 +21,6 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -34,7 +33,7 @@ from penstock.schema import Column, offsets_of
 from penstock.shards._blocks import Checks
 from penstock.shards._manifest import Manifest
 from penstock.shards._shard import Shard, fill_row, open_file, read_offsets
-from penstock.shards._storage import READY, STATE, Table, column_slots, from_front
+from penstock.shards._storage import READY, STATE, Table, column_slots, from_front, ranges
 
 _LOOK_SECONDS = 0.1
 
@@ -99,16 +98,6 @@ class OpenShards:
         shard_of = np.searchsorted(self.starts, indices, side="right") - 1
         return shard_of, indices - self.starts[shard_of]
 
-    def ranges(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """(shard, first sample, last sample) of each shard that holds samples `begin` to `end`."""
-        number = int(np.searchsorted(self.starts, begin, side="right")) - 1
-        while begin < end:
-            start, stop = self.starts[number : number + 2].tolist()
-            if stop > begin:
-                yield number, begin - start, min(end, stop) - start
-                begin = min(end, stop)
-            number += 1
-
     def open_shard(self, number: int) -> Shard:
         """Shard `number`, opened if it is not open yet.
 
@@ -159,7 +148,7 @@ class OpenShards:
     def lengths(self, column: Column, begin: int, end: int) -> NDArray[np.int64]:
         """Lengths of samples `begin` to `end` of a ragged column."""
         lengths = self._room_for(begin, end)
-        for number, first, last in self.ranges(begin, end):
+        for number, first, last in ranges(self.starts, begin, end):
             offsets = self._offsets(number, column, first, last)
             place = int(self.starts[number]) + first - begin
             np.subtract(offsets[1:], offsets[:-1], out=lengths[place : place + last - first])
@@ -184,7 +173,7 @@ class OpenShards:
         try:
             return np.empty(end - begin, np.int64)
         except (MemoryError, ValueError):
-            for number, _, _ in self.ranges(begin, end):
+            for number, _, _ in ranges(self.starts, begin, end):
                 self.open_shard(number)  # raises where the manifest counts samples that the file has not
             raise
 
@@ -192,7 +181,7 @@ class OpenShards:
         """Check samples `begin` to `end` of a column now, so that no read has to."""
         if self.is_trusted:
             return
-        for number, first, last in self.ranges(begin, end):
+        for number, first, last in ranges(self.starts, begin, end):
             shard = self.open_shard(number)
             self.check_shard(shard, column, first, last)
             self._note_checked(column, number, shard)

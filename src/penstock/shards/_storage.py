@@ -12,7 +12,7 @@ blocks were checked) or READY (all of them were). Mapped shards and arrays in RA
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -55,6 +55,20 @@ def from_front(indices: NDArray[np.int64], num_samples: int) -> NDArray[np.int64
     if is_wrong.any():
         raise IndexError(f"Index {indices[is_wrong][0]} is out of range for {num_samples:,} samples.")
     return found
+
+
+def ranges(starts: NDArray[np.int64], begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """(part, first, last) of each part that holds some of the samples `begin` to `end`, counted from its own first.
+
+    `starts` are the first samples of the parts, and finally the number of samples.
+    """
+    number = int(np.searchsorted(starts, begin, side="right")) - 1
+    while begin < end:
+        start, stop = starts[number : number + 2].tolist()
+        if stop > begin:
+            yield number, begin - start, min(end, stop) - start
+            begin = min(end, stop)
+        number += 1
 
 
 class Storage(Protocol):

@@ -23,7 +23,7 @@ from penstock.identity import digest
 from penstock.schema import Column, Ragged, Schema, offsets_of
 from penstock.shards import _kernels
 from penstock.shards._open_shards import OPEN_FILES, RESET_IN_CHILD, watch_evictions
-from penstock.shards._storage import Spans, check_span, from_front
+from penstock.shards._storage import Spans, check_span, from_front, ranges
 from penstock.shards._tar_index import Member, RemoteTars, TarIndex, open_tar
 from penstock.shards._tar_scan import FAULTS, MISSING, Tar
 
@@ -105,7 +105,7 @@ class TarStorage:
         """(whether each sample can be read, how many cannot by reason); None and nothing if all can."""
         reasons = {reason: count for reason, count in self.index.faults.items() if count}
         lacking = {name: self.num_samples - self._member(name).num_samples for name in self.schema if name != KEY}
-        wrong = {each.name: self._member(each.name).num_wrong for each in self.schema.columns if self._is_number(each)}
+        wrong = {each.name: self._member(each.name).num_wrong for each in self.schema.columns if not each.is_ragged}
         if not reasons and not any(lacking.values()) and not any(wrong.values()):
             return None, {}
         everything = np.arange(self.num_samples)
@@ -208,13 +208,11 @@ class TarStorage:
 
     def _extents(self, column: Column, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
         """(tar, first byte, last byte) of what neighbouring samples take."""
-        if not column.is_ragged or column.name == KEY or begin >= end:
+        if not column.is_ragged or column.name == KEY:
             return
-        first = int(np.searchsorted(self.starts, begin, side="right")) - 1
-        for number in range(first, int(np.searchsorted(self.starts, end, side="left"))):
-            low, high = max(begin, int(self.starts[number])), min(end, int(self.starts[number + 1]))
-            if low < high and (self.supply is None or number in self._open):  # else it would be fetched now
-                begins, sizes, _ = self._find(column, np.array([low, high - 1]))
+        for number, first, last in ranges(self.starts, begin, end):
+            if self.supply is None or number in self._open:  # else it would be fetched now
+                begins, sizes, _ = self._find(column, self.starts[number] + np.array([first, last - 1]))
                 yield number, int(begins[0]), int(begins[1] + sizes[1])
 
     def _find(self, column: Column, indices: Int64) -> tuple[Int64, Int64, Int64]:
@@ -266,9 +264,6 @@ class TarStorage:
 
     def _member(self, name: str) -> Member:
         return self.index.members[self._places[name]]
-
-    def _is_number(self, column: Column) -> bool:
-        return not column.is_ragged
 
     def _column(self, name: str, spec: str) -> Column:
         if name == KEY and spec in ("", "bytes"):
