@@ -63,13 +63,7 @@ from penstock.shards._provenance import (
 from penstock.shards._shard import Io, read_lengths, write_hollow
 from penstock.shards._storage import Spans, Storage, column_bytes, from_front, ranges, read_samples, samples_per_chunk
 from penstock.shards._tar_index import RemoteTars
-from penstock.shards._tar_scan import (
-    NUMBER_MEMBERS,
-    describes_archive,
-    is_decimal,
-    is_unsafe_name,
-    key_and_extension,
-)
+from penstock.shards._tar_scan import NUMBER_MEMBERS
 from penstock.shards._tars import TarStorage
 from penstock.shards._verify import DatasetContents, Verification, find_faults, read_contents, verify_folder
 from penstock.shards._workspace import Workspace
@@ -110,7 +104,6 @@ __all__ = [
     "column_bytes",
     "content_columns",
     "convert_columns",
-    "describes_archive",
     "find_faults",
     "find_files",
     "from_front",
@@ -119,10 +112,7 @@ __all__ = [
     "hash_samples",
     "hash_texts",
     "index_tars",
-    "is_decimal",
     "is_file_of_a_dataset",
-    "is_unsafe_name",
-    "key_and_extension",
     "megatron_pair",
     "open_files",
     "open_megatron",

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import posixpath
-import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -37,8 +35,6 @@ NUMBER_MEMBERS = frozenset({"cls", "index", "id"})
 FAULTS = ("", "duplicate", "not_a_file", "unsafe_name", "out_of_order")
 """What may be wrong with a sample; the index holds the place."""
 MISSING = -1
-_INTEGER = re.compile(rb"\s*[+-]?[0-9]{1,20}\s*")
-"""What may fit 64 bits; Python would read a number of any length."""
 _MOST_CELLS = 16
 """Members that a sample of average size may lack, for each that it has: names full of dots are mistaken for members."""
 _AT_ONCE, _DRAIN_BYTES = 4096, 1 << 20
@@ -59,29 +55,6 @@ _PROBLEMS = {
     11: "a member continues in another volume",
     12: "a member of {:,} bytes, which are not all there",
 }
-
-
-def key_and_extension(name: str) -> tuple[str, str]:
-    """ "a/b.seg.png" is the sample "a/b" and its member "seg.png"."""
-    folder, base = posixpath.split(name)
-    stem, _, extension = base.partition(".")
-    return posixpath.join(folder, stem), extension.lower()
-
-
-def describes_archive(name: str) -> bool:
-    """Whether a member describes the archive (WebDataset's `__name__` convention)."""
-    base = posixpath.basename(name)
-    return base.startswith("__") and base.endswith("__")
-
-
-def is_unsafe_name(name: str) -> bool:
-    """Whether a name would escape a folder if someone used it as a path later."""
-    return name.startswith("/") or ".." in name.split("/") or "\x00" in name or "\\" in name
-
-
-def is_decimal(content: bytes) -> bool:
-    """Whether the content of a member is a decimal number of at most 20 digits."""
-    return _INTEGER.fullmatch(content) is not None
 
 
 class Tar(NamedTuple):

@@ -18,6 +18,8 @@ Names lose their dots (`seg.png` is the column `seg_png`), and the key of a samp
 """
 
 import io
+import posixpath
+import re
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -26,13 +28,15 @@ from typing import Any, Self
 import numpy as np
 
 from penstock.errors import FormatError
-from penstock.shards import NUMBER_MEMBERS, describes_archive, is_decimal, is_unsafe_name, key_and_extension
+from penstock.shards import NUMBER_MEMBERS
 from penstock.sources._files import ByteStream, open_stream
 from penstock.sources._model import Records, RowError, Split
 from penstock.sources._options import SourceOptions
 
 _DRAIN_BYTES = 1 << 20
 _MOST_HEADER_BYTES = 1 << 20
+_INTEGER = re.compile(rb"\s*[+-]?[0-9]{1,20}\s*")
+"""What may fit 64 bits; Python would read a number of any length."""
 
 
 def read_webdataset(split: Split, options: SourceOptions) -> Iterator[Records]:
@@ -130,9 +134,9 @@ def _group_members(archive: tarfile.TarFile, options: SourceOptions) -> Iterator
     for member in archive:
         vars(archive)["members"] = []  # tarfile keeps every header otherwise
         _check_global_records(archive)
-        if member.isdir() or describes_archive(member.name):
+        if member.isdir() or _describes_archive(member.name):
             continue
-        key, extension = key_and_extension(member.name)
+        key, extension = _key_and_extension(member.name)
         if sample is None or sample.key != key:
             if sample is not None:
                 yield sample
@@ -200,7 +204,7 @@ def _find_fault(
 ) -> tuple[str, str] | None:
     """Why a member is not read: one word to count by, and a sentence about the sample; None if it is read."""
     name = member.name
-    if is_unsafe_name(name):
+    if _is_unsafe_name(name):
         return "unsafe_name", f"has the member {name!r}, which would escape any folder it is extracted to"
     if not member.isreg() or member.issparse():
         return "not_a_file", f"has the member {name!r}, which is a link or a device, not a file"
@@ -221,7 +225,7 @@ def _value_of(extension: str, content: bytes) -> Any:
     """
     kind = extension.rpartition(".")[2]
     if kind in NUMBER_MEMBERS:
-        if not is_decimal(content):
+        if not _is_decimal(content):
             raise ValueError(f"{content!r:.40} is not a decimal number of 64 bits")
         return int(content)
     if kind == "npy":
@@ -239,3 +243,26 @@ def _content_of(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     if len(content) != member.size:
         raise EOFError(f"{member.name!r} has {len(content):,} of its {member.size:,} bytes")
     return content
+
+
+def _key_and_extension(name: str) -> tuple[str, str]:
+    """ "a/b.seg.png" is the sample "a/b" and its member "seg.png"."""
+    folder, base = posixpath.split(name)
+    stem, _, extension = base.partition(".")
+    return posixpath.join(folder, stem), extension.lower()
+
+
+def _describes_archive(name: str) -> bool:
+    """Whether a member describes the archive (WebDataset's `__name__` convention)."""
+    base = posixpath.basename(name)
+    return base.startswith("__") and base.endswith("__")
+
+
+def _is_unsafe_name(name: str) -> bool:
+    """Whether a name would escape a folder if someone used it as a path later."""
+    return name.startswith("/") or ".." in name.split("/") or "\x00" in name or "\\" in name
+
+
+def _is_decimal(content: bytes) -> bool:
+    """Whether the content of a member is a decimal number of at most 20 digits."""
+    return _INTEGER.fullmatch(content) is not None
