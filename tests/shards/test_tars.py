@@ -403,7 +403,7 @@ def read_all(path: Path) -> None:
         ds[index]
 
 
-@pytest.mark.parametrize("count", [150, pytest.param(5_000, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("count", [150, pytest.param(5_000, marks=[pytest.mark.stress, pytest.mark.timeout(1800)])])
 def test_whatever_a_tar_holds_it_is_read_or_refused(count: int, tmp_path: Path) -> None:
     members = [
         (f"{'deep/' * (number * 9)}{number}.{kind}", b"7" * number) for number in range(5) for kind in ("txt", "cls")
