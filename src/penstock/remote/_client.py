@@ -81,8 +81,12 @@ class RemoteFolder:
 
     def hold(self, descriptor: int) -> bool:
         """Keep the bytes of an open file of the cache until it is closed; False if they were removed before."""
-        with contextlib.suppress(OSError):  # it is being removed; or locks are missing here, which only save work
+        try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:  # it is about to be removed, or has just arrived: without a lock, nobody would count it
+            return False
+        except OSError:  # locks are missing here, which only save work
+            pass
         return os.fstat(descriptor).st_nlink > 0
 
     def is_evicted(self, name: str) -> bool:
