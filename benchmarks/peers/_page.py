@@ -25,7 +25,7 @@ QUESTIONS = (
     "remote",
 )
 RATIOS = (
-    ("windows", "ahead of the loop", "shuffled batches of 32 x 2,048 tokens, while a step runs"),
+    ("windows", "", "shuffled batches of 32 x 2,048 tokens"),
     ("packed", "ahead of the loop", "tokens of packed documents, while a step runs"),
     ("text", "", "raw text to shards of tokens"),
     ("pictures", "tars", "JPEGs from tars, decoded, to batches"),

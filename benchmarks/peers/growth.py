@@ -32,7 +32,7 @@ QUESTION = Question(
 
 def main() -> None:
     begin = time.time()
-    command = [sys.executable, HERE.parent / "bench_growth.py", "--sizes", "4"]
+    command = [sys.executable, HERE.parent / "bench_growth.py"]
     said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=1200).stdout
     print(said, flush=True)
     figures = json.loads(said.strip().splitlines()[-1])["figures"]["cost"]
