@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,31 @@ def test_a_state_of_many_parts_is_small(tmp_path: Path) -> None:
         assert len(json.dumps(state)) < 2048
         state, _ = go_on(recipe, state, [100] * 24)
         assert len(json.dumps(state)) < 8192
+
+
+def test_a_state_of_512_parts_takes_a_few_kilobytes_and_says_the_same(tmp_path: Path) -> None:
+    for number in range(8):
+        (tmp_path / f"{number}.jsonl").write_text("".join(f'{{"n": {10**6 * number + row}}}\n' for row in range(9000)))
+    recipe = recipe_of(tmp_path, block_bytes=300)
+    runs = [PartRun(recipe, part=part, num_parts=512, epoch=0) for part in range(512)]
+    found = [record["n"] for part, run in enumerate(runs) for record in itertools.islice(run, 50 + part % 37)]
+    states = [run.state() for run in runs]
+    joined = json.loads(json.dumps(join_states(states)))
+    assert len(json.dumps(joined)) < 8192
+    assert check_state(joined, recipe) == check_state(states, recipe)
+    found += [record["n"] for record in go_on(recipe, check_state(joined, recipe), [None] * 3)[1]]
+    assert sorted(found) == [10**6 * number + row for number in range(8) for row in range(9000)]
+
+
+@pytest.mark.parametrize(
+    "numbers", [None, 7, "", "not compressed", "c$~d", base64.b85encode(zlib.compress(b"[1]")).decode()]
+)
+def test_compressed_numbers_that_are_damaged_are_refused(tmp_path: Path, numbers: Any) -> None:
+    (tmp_path / "a.txt").write_text("a\n" * 100)
+    recipe = recipe_of(tmp_path)
+    state = PartRun(recipe, part=0, num_parts=1, epoch=0).state() | {"version": 3, "numbers": numbers}
+    with pytest.raises(StateError, match="The state is damaged: its numbers cannot be read"):
+        check_state(state, recipe)
 
 
 def test_states_of_different_times_are_refused(tmp_path: Path) -> None:

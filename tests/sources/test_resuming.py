@@ -191,7 +191,7 @@ def test_a_damaged_state_is_refused(numbers: Path, change: dict[str, Any]) -> No
 
 
 def test_a_state_of_another_version_is_refused(numbers: Path) -> None:
-    with pytest.raises(StateError, match="version 99; this Penstock reads version 1 and 2"):
+    with pytest.raises(StateError, match="version 99; this Penstock reads versions 1 to 3"):
         check_state({**state_after(1, recipe_of(numbers)), "version": 99}, recipe_of(numbers))
 
 
