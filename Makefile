@@ -9,7 +9,7 @@ LIGHT := $(VENV)/.light
 # Tests start thousands of interpreters: where the environment forbids bytecode, each would compile the sources again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo docs test collected check chromium stress floors release bench bench-peers clean
+.PHONY: setup demo docs test collected check chromium ffmpeg stress floors release bench bench-peers clean
 
 setup: $(READY)
 
@@ -40,7 +40,7 @@ docs: setup
 	@echo "The site is in site/: open site/index.html"
 
 # The checks keep one processor busy; meanwhile the other compiles the tests, as each process of pytest would by itself.
-test: setup chromium
+test: setup chromium ffmpeg
 	$(MAKE) --jobs=2 --output-sync=target check collected
 	$(BIN)/pytest
 
@@ -59,6 +59,13 @@ chromium:
 	|| { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && export DEBIAN_FRONTEND=noninteractive \
 	     && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; } \
 	|| echo "Chromium is not here and cannot be installed: tests of the report in a browser are skipped."
+
+# The same for ffmpeg, whose libraries torchcodec needs: tests read the same clips with it.
+ffmpeg:
+	@which ffmpeg 2>/dev/null | grep -q . \
+	|| { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && export DEBIAN_FRONTEND=noninteractive \
+	     && apt-get update -qq && apt-get install -y -qq --no-install-recommends ffmpeg >/dev/null; } \
+	|| echo "ffmpeg is not here and cannot be installed: tests that compare clips with torchcodec's are skipped."
 
 stress: setup
 	$(BIN)/pytest -m stress

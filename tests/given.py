@@ -73,6 +73,35 @@ def photos() -> None:
             Image.fromarray(pixels).resize((int(width), int(height))).save(f"photos/{name}/{number:03}.jpg")
 
 
+def films() -> None:
+    """`films/ball`, `films/box`: films in MP4; `sounds/high`, `sounds/low`: sounds in FLAC."""
+    import av
+    import numpy as np
+
+    for number in range(4):
+        kind, pitch = ("ball", "low") if number % 2 else ("box", "high")
+        for folder in (f"films/{kind}", f"sounds/{pitch}"):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        with av.open(f"films/{kind}/{number}.mp4", "w") as out:
+            stream = out.add_stream("libx264", rate=30)
+            stream.width, stream.height, stream.pix_fmt, stream.gop_size = 96, 64, "yuv420p", 15
+            for step in range(45):
+                pixels = np.full((64, 96, 3), 40 * number, np.uint8)
+                pixels[16:48, step : step + 32] = 255
+                out.mux(stream.encode(av.VideoFrame.from_ndarray(pixels)))
+            out.mux(stream.encode(None))
+        time = np.arange(16_000) / 16_000
+        samples = (20_000 * np.sin(2 * np.pi * 110 * (number + 1) * time)).astype(np.int16)
+        with av.open(f"sounds/{pitch}/{number}.flac", "w") as out:
+            stream = out.add_stream("flac", rate=16_000, layout="mono")
+            frame = av.AudioFrame.from_ndarray(samples[None], format="s16", layout="mono")
+            frame.sample_rate = 16_000
+            cut = av.AudioResampler(format="s16", frame_size=1024)
+            for part in [*cut.resample(frame), *cut.resample(None)]:
+                out.mux(stream.encode(part))
+            out.mux(stream.encode(None))
+
+
 def tokens() -> None:
     """`data/corpus`: a prepared dataset of tokens."""
     rng = np.random.default_rng(0)
@@ -132,5 +161,5 @@ def megatron() -> None:
     Path("corpus_text_document.idx").write_bytes(header + lengths.tobytes() + starts.tobytes() + documents.tobytes())
 
 
-_ALL = (texts, corpus, tokenizer, photos, tokens, chats, picture_chats, table, tars, megatron)
+_ALL = (texts, corpus, tokenizer, photos, films, tokens, chats, picture_chats, table, tars, megatron)
 GIVEN: dict[str, Callable[[], None]] = {each.__name__: each for each in _ALL}

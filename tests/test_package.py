@@ -132,7 +132,7 @@ def test_constraints_pin_everything_exactly_and_torch_to_one_version():
 
 def test_the_extras_that_the_documentation_names_are_there():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert set(extras) == {"torch", "text", "images", "ray", "s3", "service", "docs", "all", "dev"}
+    assert set(extras) == {"torch", "text", "images", "media", "ray", "s3", "service", "docs", "all", "dev"}
 
 
 def test_what_names_the_version_names_the_same_one():

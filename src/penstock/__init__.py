@@ -14,8 +14,12 @@ __all__ = [
     "DataLoader",
     "Dataset",
     "DatasetWriter",
+    "DecodeClip",
     "DecodeImage",
+    "DecodeSound",
     "FunctionTransform",
+    "IndexAudio",
+    "IndexVideo",
     "IterableSource",
     "KeepColumns",
     "Plan",
@@ -58,7 +62,16 @@ if TYPE_CHECKING:
     from penstock.service import Remote, Security, serve
     from penstock.shards import DatasetWriter
     from penstock.sources import IterableSource, SourceOptions
-    from penstock.transforms import DecodeImage, FunctionTransform, KeepColumns, Tokenize
+    from penstock.transforms import (
+        DecodeClip,
+        DecodeImage,
+        DecodeSound,
+        FunctionTransform,
+        IndexAudio,
+        IndexVideo,
+        KeepColumns,
+        Tokenize,
+    )
     from penstock.tuning import advise, tune
     from penstock.watching import watch
 else:  # hidden from type checkers, to which a module with `__getattr__` has every name
@@ -68,8 +81,12 @@ else:  # hidden from type checkers, to which a module with `__getattr__` has eve
         "DataLoader": "penstock.pytorch",
         "Dataset": "penstock.plan",
         "DatasetWriter": "penstock.shards",
+        "DecodeClip": "penstock.transforms",
         "DecodeImage": "penstock.transforms",
+        "DecodeSound": "penstock.transforms",
         "FunctionTransform": "penstock.transforms",
+        "IndexAudio": "penstock.transforms",
+        "IndexVideo": "penstock.transforms",
         "IterableSource": "penstock.sources",
         "KeepColumns": "penstock.transforms",
         "Plan": "penstock.plan",

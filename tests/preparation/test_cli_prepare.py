@@ -163,7 +163,7 @@ def test_an_error_is_json_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ("flags", "message"),
     [
         (["--append-eos", "x"], "--append-eos needs --tokenizer"),
-        (["--column", "x"], "--column needs --tokenizer or --image-size"),
+        (["--column", "x"], "--column needs --tokenizer, --image-size or --index"),
         (["--function", "a:b", "--keep", "x"], "--keep does not go with --function"),
         (["--max-skipped", "3"], "--max-skipped needs --on-error skip"),
         (["--address", "here:1"], "--address needs --engine ray"),

@@ -85,6 +85,8 @@ def _add_transforms(parser: argparse.ArgumentParser) -> None:
     images = Flags(group, transforms.DecodeImage, prefix="image_")
     images.add("size", type=_values.image_size, metavar="SIZE")
     images.add("mode", "store")
+    kinds, told = ("video", "audio"), "store films or sounds as they are, with what clips of them need to be read"
+    group.add_argument("--index", choices=kinds, default=argparse.SUPPRESS, help=told)
     Flags(group, transforms.FunctionTransform).add(
         "function", metavar="MODULE:NAME", help="a Python function of a batch"
     )
@@ -143,7 +145,7 @@ def _what_is_kept(arguments: argparse.Namespace) -> str:
 
 def _wrong_usage(typed: Mapping[str, Any]) -> str | None:
     """Why the flags do not go together; None if they do."""
-    transforms = ("tokenizer", "image_size", "image_mode", "image_store", "function")
+    transforms = ("tokenizer", "image_size", "image_mode", "image_store", "index", "function")
     kinds = {name.split("_")[0]: flag_of(name) for name in transforms if typed.get(name)}
     if len(kinds) > 1:
         return f"{' and '.join(kinds.values())} are {len(kinds)} transforms; give only one."
@@ -156,8 +158,8 @@ def _wrong_usage(typed: Mapping[str, Any]) -> str | None:
         return f"{needs_chat[0]} needs --chat-format or --chat-template."
     if (typed.get("media_root") or typed.get("images_column")) and not typed.get("processor"):
         return "--media-root and --images-column need --processor."
-    if typed.get("column") and not kinds.keys() & {"tokenizer", "image"}:
-        return "--column needs --tokenizer or --image-size. To keep a column, use --keep."
+    if typed.get("column") and not kinds.keys() & {"tokenizer", "image", "index"}:
+        return "--column needs --tokenizer, --image-size or --index. To keep a column, use --keep."
     if typed.get("function") and typed.get("keep"):
         return "--keep does not go with --function: the function returns the columns to keep."
     if typed.get("image_mode") in ("resize", "crop") and not typed.get("image_size"):
@@ -197,6 +199,9 @@ def _transform_of(arguments: argparse.Namespace) -> Transform | None:
     if images:
         mode = "resize" if "size" in images else "keep"
         return transforms.DecodeImage(**{"mode": mode} | images | given(arguments, transforms.DecodeImage))
+    if kind := typed.get("index"):
+        index = transforms.IndexVideo if kind == "video" else transforms.IndexAudio
+        return index(**given(arguments, index))
     if typed.get("function"):
         sys.path.insert(0, os.getcwd())  # like `python -m`: the function is often in a file in this folder
         return transforms.FunctionTransform(typed["function"])

@@ -45,6 +45,7 @@ from penstock.plan._sample_rows import PaddedRows, SampleRows, TokenWindowRows, 
 from penstock.plan._stages import (
     Balanced,
     Cast,
+    Map,
     Pack,
     Pad,
     Shuffle,
@@ -346,7 +347,12 @@ def _build_rows(samples: Samples, stages: Stages) -> RowSource:
     casts = tuple(stage for stage in stages if isinstance(stage, Cast))
     cut = next((stage for stage in stages if isinstance(stage, (Window, Pack, Pad))), None)
     if cut is None:
-        return SampleRows(samples, casts, make_order(samples, samples.schema.columns, stages))
+        files = {
+            name for stage in stages if isinstance(stage, Map) for name in getattr(stage.function, "opened_columns", ())
+        }
+        files &= {column.name for column in samples.schema.columns if column.kind == "bytes"}
+        whole = tuple(column for column in samples.schema.columns if column.name not in files)
+        return SampleRows(samples, casts, make_order(samples, whole, stages), files)
     if casts:
         raise StageError(f"cast() has no effect before {cut.verb}(): its rows are int64 already. Leave it out.")
     if isinstance(cut, Pad):

@@ -11,7 +11,7 @@ lengths of all documents before it.
 
 import functools
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,7 @@ from penstock.plan._rows import BatchArrays, OutputArrays, Pieces, RowSource, co
 from penstock.plan._stages import ATTENTION, IGNORED, TOKENS, Cast, Pad, Shuffle, Window
 from penstock.plan._uses import Reads, RowRange, Rows
 from penstock.schema import Column, Schema, dtype_from_name, dtype_name, offsets_of
-from penstock.shards import Storage
+from penstock.shards import Storage, StoredFile
 
 _LARGE_SAMPLE_BYTES = 64 << 10
 _SMALL_BYTES = 16 << 30
@@ -79,8 +79,12 @@ class SampleRows(OrderedRows):
 
     makes_labels = False
 
-    def __init__(self, samples: Samples, casts: tuple[Cast, ...], order: SampleOrder) -> None:
+    def __init__(
+        self, samples: Samples, casts: tuple[Cast, ...], order: SampleOrder, files: Collection[str] = ()
+    ) -> None:
         super().__init__(samples, order)
+        self._files = frozenset(files)
+        """Columns of byte strings that maps read as files, and only in part."""
         dtypes = _cast_dtypes(samples.schema, casts)
         columns = samples.schema.columns
         self._columns = [(column, dtypes.get(column.name, column.dtype)) for column in columns]
@@ -95,7 +99,11 @@ class SampleRows(OrderedRows):
         storage = self.samples.storage
         batch: BatchArrays = {}
         for column, dtype in self._columns:
-            if column.is_ragged:
+            if column.name in self._files:
+                sizes = storage.lengths_of(column, stored).tolist()
+                rows_of_files = zip(stored.tolist(), sizes, strict=True)
+                batch[column.name] = [StoredFile(storage, column, index, size) for index, size in rows_of_files]
+            elif column.is_ragged:
                 if out is not None and column.name in out:
                     raise SchemaError(f"out[{column.name!r}]: the column is ragged; its size is not known beforehand.")
                 batch[column.name] = storage.read_ragged(column, stored)

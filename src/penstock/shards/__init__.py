@@ -61,7 +61,16 @@ from penstock.shards._provenance import (
     read_provenance,
 )
 from penstock.shards._shard import Io, read_lengths, write_hollow
-from penstock.shards._storage import Spans, Storage, column_bytes, from_front, ranges, read_samples, samples_per_chunk
+from penstock.shards._storage import (
+    Spans,
+    Storage,
+    StoredFile,
+    column_bytes,
+    from_front,
+    ranges,
+    read_samples,
+    samples_per_chunk,
+)
 from penstock.shards._tar_index import RemoteTars
 from penstock.shards._tar_scan import NUMBER_MEMBERS
 from penstock.shards._tars import TarStorage
@@ -95,6 +104,7 @@ __all__ = [
     "Spans",
     "SplitOrigin",
     "Storage",
+    "StoredFile",
     "Supply",
     "TarStorage",
     "Verification",

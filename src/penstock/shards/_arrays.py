@@ -124,7 +124,7 @@ class ArrayStorage(Gathered):
     def check_samples(self, column: Column, begin: int, end: int) -> None:
         """Nothing to check: neither RAM nor foreign files carry checksums."""
 
-    def prepare(self, column: Column, index: int) -> None:
+    def prepare(self, column: Column, index: int, part: tuple[int, int] | None = None) -> None:
         """Raise if the file shrank, or if a sample's offsets point outside it."""
         self._check_size()
         stored = self._columns[column.name]

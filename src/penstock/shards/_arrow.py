@@ -166,7 +166,7 @@ class ArrowStorage(Gathered):
         for number, _, _ in ranges(self.starts, begin, end):
             self._open_batch(column, number)
 
-    def prepare(self, column: Column, index: int) -> None:
+    def prepare(self, column: Column, index: int, part: tuple[int, int] | None = None) -> None:
         self._open_batch(column, self._batch_of(index))
 
     def prepare_elements(self, column: Column, begin: int, end: int) -> None:

@@ -191,9 +191,9 @@ def _pread_spans(shards: OpenShards, column: Column, spans: Spans, out: NDArray[
     shard_of, samples = shards.locate(spans.indices)
     for place in np.lexsort((samples, shard_of)).tolist():
         shard, sample = shards.open_shard(int(shard_of[place])), int(samples[place])
-        shards.check_shard(shard, column, sample, sample + 1)
-        begin, end = shard.offsets(column, sample, sample + 1).tolist()
         first, size, target = (int(part[place]) for part in (spans.firsts, spans.sizes, spans.targets))
+        shards.check_shard(shard, column, sample, sample + 1, (first, first + size))
+        begin, end = shard.offsets(column, sample, sample + 1).tolist()
         check_span(first, size, end - begin)
         out[target : target + size] = shard.values(column, begin + first, begin + first + size)
 

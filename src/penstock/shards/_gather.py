@@ -67,7 +67,7 @@ def gather_lengths(source: InMemory, column: Column, indices: NDArray[np.int64])
         if place == _kernels.DONE:
             return lengths
         del table
-        source.prepare(column, int(indices[place]))
+        source.prepare(column, int(indices[place]), (0, 0))
 
 
 def gather_spans(source: InMemory, column: Column, spans: Spans, out: NDArray[Any]) -> None:
@@ -80,9 +80,9 @@ def gather_spans(source: InMemory, column: Column, spans: Spans, out: NDArray[An
         if place == _kernels.DONE:
             return
         del table
-        index = int(spans.indices[place])
-        source.prepare(column, index)
-        check_span(int(spans.firsts[place]), int(spans.sizes[place]), source.sample_length(column, index))
+        index, first, size = (int(each[place]) for each in (spans.indices, spans.firsts, spans.sizes))
+        check_span(first, size, source.sample_length(column, index))
+        source.prepare(column, index, (first, first + size))
 
 
 def gather_stream(source: InMemory, column: Column, firsts: NDArray[np.int64], out: NDArray[Any]) -> None:

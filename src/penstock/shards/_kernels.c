@@ -38,7 +38,7 @@ typedef struct {
     int64_t num_shards;
 } Column;
 
-/* Elements of one ragged sample; the address is NULL if it is not checked or its offsets are invalid. */
+/* Elements of one ragged sample; the address is NULL if they are not checked or its offsets are invalid. */
 typedef struct {
     const char *address;
     int64_t size;
@@ -163,8 +163,7 @@ static const void *at_address(int64_t address) { return (const void *)(intptr_t)
 static bool are_checked(int64_t flags_address, int64_t begin, int64_t end)
 {
     const uint8_t *flags = at_address(flags_address);
-    int64_t last = end > 0 ? (end - 1) / BLOCK_BYTES : NOWHERE;
-    for (int64_t block = begin / BLOCK_BYTES; block <= last; block++)
+    for (int64_t block = begin / BLOCK_BYTES; begin < end && block <= (end - 1) / BLOCK_BYTES; block++)
         if (flags[block] == 0)
             return false;
     return true;
@@ -181,16 +180,30 @@ static bool read_edges(const Column *column, int64_t shard, int64_t index, int64
     return 0 <= edges[0] && edges[0] <= edges[1] && edges[1] <= numbers[COUNT];
 }
 
+static Sample find_elements(const int64_t *numbers, int64_t first, int64_t size, int64_t item_bytes)
+{
+    int64_t begin = first * item_bytes, end = (first + size) * item_bytes;
+    if (numbers[STATE] != READY && !are_checked(numbers[VALUE_FLAGS], begin, end))
+        return (Sample){0};
+    return (Sample){at_address(numbers[VALUES] + begin), size};
+}
+
 static Sample find_sample(const Column *column, int64_t shard, int64_t index, int64_t item_bytes)
 {
-    const int64_t *numbers = numbers_of(column, shard);
     int64_t edges[2];
     if (!read_edges(column, shard, index, edges))
         return (Sample){0};
-    int64_t begin = edges[0] * item_bytes, end = edges[1] * item_bytes;
-    if (numbers[STATE] != READY && !are_checked(numbers[VALUE_FLAGS], begin, end))
+    return find_elements(numbers_of(column, shard), edges[0], edges[1] - edges[0], item_bytes);
+}
+
+/* `size` elements of a ragged sample, from its element `first` on; nothing else of it has to be checked. */
+static Sample find_part(
+    const Column *column, int64_t shard, int64_t index, int64_t first, int64_t size, int64_t item_bytes)
+{
+    int64_t edges[2];
+    if (!read_edges(column, shard, index, edges) || first < 0 || size < 0 || first > edges[1] - edges[0] - size)
         return (Sample){0};
-    return (Sample){at_address(numbers[VALUES] + begin), edges[1] - edges[0]};
+    return find_elements(numbers_of(column, shard), edges[0] + first, size, item_bytes);
 }
 
 /* Copies samples `indices[begin:]` of a fixed column into the rows of `out`; `like` has the stored dtype.
@@ -337,17 +350,16 @@ KERNEL int64_t shards_gather_spans(
         if (index[span] < 0 || index[span] >= num_samples_of(&column))
             return REFUSED;
         previous = enter(&column, index[span], previous);
-        Sample sample = {0};
+        Sample part = {0};
         if (previous != NOWHERE)
-            sample = find_sample(&column, previous, index[span], parts.item_bytes);
-        if (sample.address == NULL || first[span] < 0 || size[span] < 0 || first[span] > sample.size - size[span]) {
+            part = find_part(&column, previous, index[span], first[span], size[span], parts.item_bytes);
+        if (part.address == NULL) {
             stopped = span;
             break;
         }
-        if (to[span] < 0 || to[span] > num_items - size[span])
+        if (to[span] < 0 || to[span] > num_items - part.size)
             return REFUSED;
-        char *target = (char *)data_of(out) + to[span] * parts.target_bytes;
-        add_part(&parts, target, sample.address + first[span] * parts.item_bytes, size[span]);
+        add_part(&parts, (char *)data_of(out) + to[span] * parts.target_bytes, part.address, part.size);
     }
     copy_parts(&parts);
     return stopped;

@@ -186,11 +186,11 @@ class OpenShards:
             self.check_shard(shard, column, first, last)
             self._note_checked(column, number, shard)
 
-    def prepare(self, column: Column, index: int) -> None:
-        """Open and check what one sample needs, or raise if something is wrong with it."""
+    def prepare(self, column: Column, index: int, part: tuple[int, int] | None = None) -> None:
+        """Open and check what one sample needs, or only some of its elements; or raise if something is wrong."""
         number, sample = self.find(index)
         shard = self.open_shard(number)
-        self.check_shard(shard, column, sample, sample + 1)
+        self.check_shard(shard, column, sample, sample + 1, part)
         if not self.is_trusted:
             self._note_checked(column, number, shard)
         if column.is_ragged:
@@ -217,11 +217,13 @@ class OpenShards:
         """Elements of one ragged sample."""
         return int(self.lengths(column, index, index + 1)[0])
 
-    def check_shard(self, shard: Shard, column: Column, begin: int, end: int) -> None:
-        """Check the size of the file and, unless checking is off, samples `begin` to `end` of the shard."""
+    def check_shard(
+        self, shard: Shard, column: Column, begin: int, end: int, part: tuple[int, int] | None = None
+    ) -> None:
+        """Check the size of the file and, unless checking is off, samples `begin` to `end` of the shard, or a part."""
         shard.file.check_size()
         if not self.is_trusted:
-            shard.check_samples(column, begin, end)
+            shard.check_samples(column, begin, end, part)
 
     def _note_checked(self, column: Column, number: int, shard: Shard) -> None:
         """Let readers know once the last window of a column is checked."""

@@ -92,8 +92,8 @@ class Shard:
             )
         return offsets
 
-    def check_samples(self, column: Column, begin: int, end: int) -> None:
-        """Check the blocks that samples `begin` to `end` need, unless that was done before.
+    def check_samples(self, column: Column, begin: int, end: int, part: tuple[int, int] | None = None) -> None:
+        """Check the blocks that samples `begin` to `end` need, unless that was done before; or those of a part of them.
 
         Raises:
             CorruptionError: a block differs from its checksum; the message names it.
@@ -102,6 +102,10 @@ class Shard:
             self.check_offsets(column, begin, end)
             edges = self.offsets(column, begin, end)
             begin, end = int(edges[0]), int(edges[-1])
+            if part is not None:
+                begin, end = begin + part[0], min(end, begin + part[1])
+            if begin == end:
+                return
         self.check_values(column, begin, end)
 
     def check_values(self, column: Column, begin: int, end: int) -> None:

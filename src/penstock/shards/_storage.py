@@ -12,6 +12,7 @@ blocks were checked) or READY (all of them were). Mapped shards and arrays in RA
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -160,6 +161,37 @@ def samples_per_chunk(storage: Storage, columns: Iterable[Column], chunk_bytes: 
     return max(1, chunk_bytes * storage.num_samples // max(1, column_bytes(storage, columns)))
 
 
+class StoredFile(io.RawIOBase):
+    """One byte string as a file: a read copies, and checks, only the bytes that it gives."""
+
+    def __init__(self, storage: Storage, column: Column, index: int, size: int) -> None:
+        self._storage, self._column, self._index = storage, column, index
+        self._place = 0
+        self.size = size
+        self.num_read = 0
+        """Bytes given so far."""
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a place, counted from the beginning, from here, or from the end."""
+        self._place = max(0, offset + (0, self._place, self.size)[whence])
+        return self._place
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill as much of a buffer as there are bytes left."""
+        size = max(0, min(len(buffer), self.size - self._place))
+        spans = Spans(*(np.array([number]) for number in (self._index, self._place, size, 0)))
+        self._storage.read_spans(self._column, spans, np.frombuffer(buffer, np.uint8, size))
+        self._place += size
+        self.num_read += size
+        return size
+
+
 FILE, SIZE, FIRST_COLUMN = 0, 1, 2
 VALUES, OFFSETS, COUNT, STATE, VALUE_FLAGS, OFFSET_FLAGS, COLUMN_WIDTH = 0, 1, 2, 3, 4, 5, 6
 ABSENT, OPEN, READY = 0, 1, 2
@@ -194,8 +226,8 @@ class InMemory(Protocol):
         """Where the columns are now; a reader keeps a reference, as it may be replaced by the next time."""
         ...
 
-    def prepare(self, column: Column, index: int) -> None:
-        """Open and check what one sample needs, or raise if something is wrong with it."""
+    def prepare(self, column: Column, index: int, part: tuple[int, int] | None = None) -> None:
+        """Open and check what one sample needs, or only some of its elements; or raise if something is wrong."""
         ...
 
     def prepare_elements(self, column: Column, begin: int, end: int) -> None:

@@ -8,6 +8,7 @@ size of its tar, and every tar with the size and time that it had when it was in
 Tars in a store are fetched as a whole into the node's cache when one of their samples is needed, or ahead of a loader.
 """
 
+import itertools
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -139,8 +140,11 @@ class TarStorage:
     def read_ragged(self, column: Column, indices: Int64) -> Ragged:
         if column.name == KEY:
             return self.index.folder.read_ragged(self._stored(column), indices)
-        indices = from_front(indices, self.num_samples)
-        begins, sizes, tars = self._find(column, indices)
+        begins, sizes, tars = self._find(column, from_front(indices, self.num_samples))
+        return Ragged(self._read(begins, sizes, tars), offsets_of(sizes), True)
+
+    def _read(self, begins: Int64, sizes: Int64, tars: Int64) -> NDArray[np.uint8]:
+        """Ranges of tars, side by side."""
         ends = offsets_of(sizes)
         values = np.empty(int(ends[-1]), np.uint8)
         asked, numbers = np.unique(tars, return_inverse=True)
@@ -149,16 +153,18 @@ class TarStorage:
             files = [self._file(number) for number in asked[first : first + most].tolist()]
             here = np.flatnonzero((numbers >= first) & (numbers < first + most))
             _fill(values, files, numbers[here] - first, begins[here], sizes[here], ends[here])
-        return Ragged(values, ends, True)
+        return values
 
     def read_spans(self, column: Column, spans: Spans, out: NDArray[Any]) -> None:
-        found = self.read_ragged(column, spans.indices)
-        for place, (first, size, target) in enumerate(
-            zip(spans.firsts.tolist(), spans.sizes.tolist(), spans.targets.tolist(), strict=True)
-        ):
-            begin, end = found.offsets[place : place + 2].tolist()
-            check_span(first, size, end - begin)
-            out[target : target + size] = found.values[begin + first : begin + first + size]
+        if column.name == KEY:
+            self.index.folder.read_spans(self._stored(column), spans, out)
+            return
+        begins, lengths, tars = self._find(column, spans.indices)
+        for first, size, length in zip(spans.firsts.tolist(), spans.sizes.tolist(), lengths.tolist(), strict=True):
+            check_span(first, size, length)
+        values, ends = self._read(begins + spans.firsts, spans.sizes, tars), offsets_of(spans.sizes)
+        for (begin, end), target in zip(itertools.pairwise(ends.tolist()), spans.targets.tolist(), strict=True):
+            out[target : target + end - begin] = values[begin:end]
 
     def lengths_of(self, column: Column, indices: Int64) -> Int64:
         if column.name == KEY:

@@ -12,7 +12,7 @@ from typing import Any, Literal, cast, get_args
 
 from penstock.errors import check_choice
 
-Format = Literal["parquet", "jsonl", "csv", "text", "images", "audio", "webdataset", "arrow"]
+Format = Literal["parquet", "jsonl", "csv", "text", "images", "audio", "video", "webdataset", "arrow"]
 TextUnit = Literal["file", "line", "separator"]
 FieldType = Literal[
     "text", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64"
@@ -37,11 +37,12 @@ _SUFFIXES: dict[Format, str] = {
     "text": ".txt .text .md",
     "images": ".jpg .jpeg .jfif .png .webp .avif .jp2 .ppm .pgm .gif .bmp .tif .tiff",
     "audio": ".wav .flac .mp3 .ogg .opus .m4a",
+    "video": ".mp4 .m4v .mov .mkv .webm .avi",
     "webdataset": ".tar .tgz",
     "arrow": ".arrow .feather .ipc",
 }
 _FORMAT_OF_SUFFIX = {suffix: kind for kind, suffixes in _SUFFIXES.items() for suffix in suffixes.split()}
-COLUMN_OF_FILES = {"images": "image", "audio": "audio"}
+COLUMN_OF_FILES = {"images": "image", "audio": "audio", "video": "video"}
 """Formats in which each file is one record and its folder may be its class; and the column it becomes."""
 _COMPRESSION_OF_SUFFIX = {
     ".gz": "gzip",

@@ -177,6 +177,7 @@ _READERS = {
     "object": _Reader(read_object, peek=peek_object),
     "parquet": _Reader(read_parquet, read_parquet_rows),
     "text": _Reader(read_text, read_text_rows),
+    "video": _Reader(read_files),
     "webdataset": _Reader(read_webdataset),
 }
 

@@ -13,6 +13,7 @@
       pictures in them                 _conversations -> _pictures -> _processors
       special tokens in texts          _special_tokens
     DecodeImage          _images -> _image_decoder
+    IndexVideo, IndexAudio, and the maps DecodeClip and DecodeSound: _media
     FunctionTransform    _functions
     KeepColumns          _keep, which also stores the columns that the others keep
     all of them          _transform: the contract, and columns of text and bytes
@@ -27,15 +28,20 @@ May import: `errors`, `filesystem`, `identity`, `native`, `schema`, `sources`, `
 from penstock.transforms._functions import BatchFunction, FunctionTransform
 from penstock.transforms._images import DecodeImage
 from penstock.transforms._keep import KeepColumns
+from penstock.transforms._media import DecodeClip, DecodeSound, IndexAudio, IndexVideo
 from penstock.transforms._tokenize import Tokenize
 from penstock.transforms._tokenizer_engines import Decoder, find_decoder
 from penstock.transforms._transform import OpenTransform, Output, Transform
 
 __all__ = [
     "BatchFunction",
+    "DecodeClip",
     "DecodeImage",
+    "DecodeSound",
     "Decoder",
     "FunctionTransform",
+    "IndexAudio",
+    "IndexVideo",
     "KeepColumns",
     "OpenTransform",
     "Output",
