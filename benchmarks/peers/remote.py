@@ -43,11 +43,11 @@ def main() -> None:
     rows["Penstock"]["kind"], rows["bare obstore"]["kind"] = "ours", "limit"
     floor = {"peer": "bandwidth", "kind": "limit", "arm": "", "values": {}, "error": None}
     told = ["--peers", ENVIRONMENTS / "apart/bin/python", "--kinds", "tokens", "--megabytes", str(MEGABYTES)]
-    told += ["--bandwidth", str(BANDWIDTH), "--limit", "60", "--caches", *map(str, CACHES)]
+    told += ["--bandwidth", str(BANDWIDTH), "--limit", "40", "--caches", *map(str, CACHES)]
     machine: dict[str, str] = {}
     for _ in range(ROUNDS):
         command = [sys.executable, HERE.parent / "bench_remote.py", *told]
-        said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=900).stdout
+        said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=400).stdout
         print(said, flush=True)
         found = json.loads(said.strip().splitlines()[-1])
         machine = found["machine"]
