@@ -111,9 +111,11 @@ class _Process:
     def __init__(self, peer: Peer, folder: Path) -> None:
         self.peer, self._errors = peer, tempfile.TemporaryFile()  # noqa: SIM115
         hidden = {"XDG_CACHE_HOME": str(folder / "caches"), "HF_HOME": str(folder / "hub"), "HF_HUB_OFFLINE": "1"}
+        for name in ("DATA_OPTIMIZER_CACHE_FOLDER", "DATA_OPTIMIZER_DATA_CACHE_FOLDER"):
+            hidden[name] = str(folder / "caches" / name)  # LitData empties what these name
         self._process = subprocess.Popen(
             [ENVIRONMENTS / peer.environment / "bin/python", sys.argv[0], "--peer", peer.name, "--folder", folder],
-            env={**os.environ, **hidden, "PYTHONWARNINGS": "ignore", "DATA_OPTIMIZER_CACHE_FOLDER": str(folder)},
+            env={**os.environ, **hidden, "PYTHONWARNINGS": "ignore"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -180,7 +182,7 @@ def _serve_turns(question: Question, peer: Peer, folder: Path) -> None:
             found = value if isinstance(value, dict) else {next(iter(question.measures)): value}
             answer: dict[str, Any] = {"value": found, "versions": {}}
         except (Exception, SystemExit) as error:  # noqa: BLE001
-            answer = {"error": f"{type(error).__name__}: {error}"[:300], "versions": {}}
+            answer = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:300], "versions": {}}
         for package in ("numpy", *peer.packages):
             with contextlib.suppress(importlib.metadata.PackageNotFoundError):
                 answer["versions"][package] = importlib.metadata.version(package)
