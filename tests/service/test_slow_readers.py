@@ -21,6 +21,7 @@ import pytest
 
 import penstock
 from penstock.service import Remote, Security, make_certificates, serve
+from waiting import wait_until
 
 from .processes import written_plan
 
@@ -151,6 +152,19 @@ def test_an_address_whose_readers_are_just_fast_enough_holds_no_more_than_its_sh
             stack.enter_context(SlowReader(server, tls, 300_000, source="127.0.0.2"))
         time.sleep(2)
         ask_honestly(server, tls, 6)
+
+
+def test_whoever_asks_and_leaves_waits_for_nothing(server: Any) -> None:
+    """Also after closing only its own half, which ends the connection as far as limits on connections go."""
+    server, tls = server
+    steps = largest_steps(server, tls)
+    for number in range(300):
+        with connect(server, tls) as leaver, contextlib.suppress(OSError):
+            path = f"/v1/batch/{server.plan.fingerprint}/{128 * number}/{steps}/0/1/0/1"
+            leaver.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+            leaver.shutdown(socket.SHUT_WR)
+    assert wait_until(lambda: server.statistics.num_waiting <= 4, 2.0), server.statistics
+    ask_honestly(server, tls, 2)
 
 
 def train(address: str, plan_file: str, connection: Any) -> None:

@@ -54,7 +54,7 @@ class Connections(web.Server):
     """Makes a guarded handler for each connection."""
 
     def __init__(self, handler: Any, **options: Any) -> None:
-        super().__init__(handler, **options)
+        super().__init__(handler, handler_cancellation=True, **options)  # who has left waits for nothing
         self._options = options
         self.by_address: dict[str, dict[GuardedConnection, None]] = defaultdict(dict)
         """Open connections, those that were used last at the end."""

@@ -257,7 +257,7 @@ class Server:
                 response = await self._send(request, answer, held)
                 connection.has_taken = True
                 return response
-        except OSError:
+        except (OSError, asyncio.CancelledError):
             self.statistics.num_broken_off += 1
             raise
         finally:
