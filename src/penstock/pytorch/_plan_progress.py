@@ -10,7 +10,6 @@ Arithmetic alone: whatever computes batches is told where to begin.
 """
 
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -40,52 +39,25 @@ class Loop:
 
 
 @dataclass(frozen=True, slots=True)
-class Loops(ABC):
-    """The run cut into loops, which are counted from 0; a state may stand anywhere in one."""
+class EpochLoops:
+    """The run cut into loops, which are counted from 0: each is an epoch, or goes on through several.
+
+    Frameworks count these epochs. A state may stand anywhere in one.
+    """
 
     plan: Plan
-
-    def begin(self, row: int, num_parts: int) -> Loop:
-        """The loop that begins, or goes on, at a row."""
-        number, end = self.loop_at(row), self.end_after(row)
-        return Loop(number, end, num_parts, None if end is None else lambda: self._count(row, end, num_parts))
-
-    def _count(self, row: int, end: int, num_parts: int) -> int:
-        return self.steps_before(row) * num_parts + self.plan.steps.num_parts_between(row, end, num_parts)
-
-    @abstractmethod
-    def loop_at(self, row: int) -> int:
-        """The loop that a row belongs to."""
-
-    @abstractmethod
-    def row_of(self, step: int, loop: int) -> int:
-        """First row of a step, counted from the beginning of a loop on into those after it."""
-
-    @abstractmethod
-    def steps_before(self, row: int) -> int:
-        """Steps of the row's loop that come before it."""
-
-    @abstractmethod
-    def end_after(self, row: int) -> int | None:
-        """Where a loop ends that begins, or goes on, at a row; None if it never does."""
-
-    @abstractmethod
-    def next_loop(self, row: int) -> int:
-        """First row of what follows when a loop is left at a row."""
-
-
-@dataclass(frozen=True, slots=True)
-class EpochLoops(Loops):
-    """A loop is an epoch, or goes on through several; frameworks count these epochs."""
-
     epochs: int | None
     """Epochs in one loop; None never stops."""
 
     def loop_at(self, row: int) -> int:
+        """The loop that a row belongs to."""
         return row // self.plan.num_rows if self.plan.num_rows else 0
 
     def row_of(self, step: int, loop: int) -> int:
-        """With tail="carry" epochs can differ by one batch, so this walks through them."""
+        """First row of a step, counted from the beginning of a loop on into those after it.
+
+        With tail="carry" epochs can differ by one batch, so this walks through them.
+        """
         if not has_batches(self.plan):
             return loop * self.plan.num_rows
         while step >= (num_batches := self.plan.num_batches(loop)):
@@ -93,22 +65,26 @@ class EpochLoops(Loops):
         return self.plan.row_of(step, loop)
 
     def steps_before(self, row: int) -> int:
+        """Steps of the row's loop that come before it."""
         return self.plan.steps.num_before(row)
 
     def end_after(self, row: int) -> int | None:
+        """Where a loop ends that begins, or goes on, at a row; None if it never does."""
         return None if self.epochs is None else (self.loop_at(row) + self.epochs) * self.plan.num_rows
 
     def next_loop(self, row: int) -> int:
+        """First row of what follows when a loop is left at a row."""
         return (self.loop_at(row) + 1) * self.plan.num_rows
 
 
 @dataclass(frozen=True, slots=True)
-class StepLoops(Loops):
+class StepLoops:
     """Every loop has the same number of steps; where an epoch ends inside one, the next begins.
 
     For frameworks that ask for the length once: with tail="carry", epochs differ by one batch.
     """
 
+    plan: Plan
     steps: int
 
     def loop_at(self, row: int) -> int:
@@ -125,21 +101,6 @@ class StepLoops(Loops):
 
     def next_loop(self, row: int) -> int:
         return self.end_after(row)
-
-
-def make_loops(plan: Plan, *, epochs: int | None, steps: int | None) -> Loops:
-    """The loops of a plan's run.
-
-    Raises:
-        ValueError: it has no batches to count steps of.
-    """
-    if steps is None:
-        return EpochLoops(plan, epochs)
-    if not has_batches(plan):
-        raise ValueError(
-            f"The plan has no batches ({plan.num_rows:,} rows), so a loop cannot have steps={steps} of them."
-        )
-    return StepLoops(plan, steps)
 
 
 class PlanProgress:
@@ -169,8 +130,16 @@ class PlanProgress:
 
     def next_loop(self, world_size: int) -> Loop:
         """What a `for` loop would run through if it began now."""
-        row = self._loops.next_loop(self.row) if self._is_unfinished else self.row
-        return self._loops.begin(row, self._num_parts(world_size))
+        loops, steps, num_parts = self._loops, self.plan.steps, self._num_parts(world_size)
+        row = loops.next_loop(self.row) if self._is_unfinished else self.row
+        number, end = loops.loop_at(row), loops.end_after(row)
+        if end is None:
+            return Loop(number, None, num_parts)
+
+        def count() -> int:
+            return loops.steps_before(row) * num_parts + steps.num_parts_between(row, end, num_parts)
+
+        return Loop(number, end, num_parts, count)
 
     def hand_over(self, item: Item, loop: Loop) -> None:
         """Count a step's rows when its last part goes to the user."""
@@ -262,8 +231,15 @@ class PlanProgress:
         return Item(row, rank, world_size, part, self.plan.steps.num_parts(row, num_parts))
 
     @property
-    def _loops(self) -> Loops:
-        return make_loops(self.plan, epochs=self._settings.epochs, steps=self._settings.steps)
+    def _loops(self) -> EpochLoops | StepLoops:
+        plan, steps = self.plan, self._settings.steps
+        if steps is None:
+            return EpochLoops(plan, self._settings.epochs)
+        if not has_batches(plan):
+            raise ValueError(
+                f"The plan has no batches ({plan.num_rows:,} rows), so a loop cannot have steps={steps} of them."
+            )
+        return StepLoops(plan, steps)
 
     def _num_parts(self, world_size: int) -> int:
         size = self._settings.micro_batch
