@@ -1,13 +1,15 @@
 """Does the loader keep up? Side by side with numpy's bare gather and torch's DataLoader, in one run.
 
-1. 100 MB of tokens in the page cache, shuffled batches of 32 x 2048 int64: the bare gather in the caller's
-   thread, Penstock with threads and with two processes, torch's DataLoader with 0, 1 and 2 workers.
+1. 100 MB of tokens in the page cache, shuffled batches of 32 x 2048 int64. The limit is numpy's bare gather in the
+   caller's thread, over eight buffers in turn, as a loader has several batches alive; they fit into a cache, and nobody
+   hands anything over. Beside it `plan.read`, Penstock in the caller, with 1 and 2 threads and processes, and torch's
+   DataLoader with 0, 1 and 2 workers. On two cores the caller and two workers share them.
 2. A training step of 20 ms that leaves a core free: what the loader adds to it.
 3. Time to the first batch with 8 worker processes, Penstock's from a fork server against torch's forked and spawned:
    of the only loader, of one made beside another, and of one that was made a second before its loop.
 4. What the statistics cost.
 5. Small batches, 8 x 128 int64, where all that surrounds a batch weighs more than its gather: in a thread and in
-   two processes, as they are, with one batch per item (no bundles), and with every layout sent anew.
+   two processes, as they are and with one batch per item (no bundles).
 6. JPEGs decoded and cropped in `map`, against the same function called bare on all cores.
 
 All candidates of a question take turns in each round; figures are medians over rounds.
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import itertools
 import multiprocessing
 import shutil
 import statistics
@@ -45,6 +48,7 @@ from penstock.loader import (
 )
 
 ROW, BATCH = 2048, 32
+_LIMIT = "numpy's bare gather, eight buffers"
 
 
 class TokenRows(torch.utils.data.Dataset):
@@ -83,9 +87,10 @@ def rate(batches: Iterator[Any], num_batches: int) -> float:
 
 def bare_gather(path: Path) -> Iterator[np.ndarray]:
     rows = np.memmap(path, np.uint16, "r").reshape(-1, ROW)
-    out, rng = np.empty((BATCH, ROW), np.int64), np.random.default_rng(1)
+    buffers, rng = itertools.cycle(np.zeros((8, BATCH, ROW), np.int64)), np.random.default_rng(1)
     while True:
         for indices in rng.permutation(len(rows))[: len(rows) // BATCH * BATCH].reshape(-1, BATCH):
+            out = next(buffers)
             out[...] = rows[indices]
             yield out
 
@@ -99,36 +104,32 @@ def torch_loader(path: Path, num_workers: int) -> Iterator[Any]:
 def throughput(folder: Path, rounds: int) -> dict[str, float]:
     bare = folder / "rows.bin"
     plan = penstock.open(folder / "rows").cast(tokens="int64").shuffle(seed=7).batch(BATCH)
-    threads = penstock.DataLoader(plan, workers="thread", num_workers=1, epochs=None)
-    processes = penstock.DataLoader(plan, workers="process", num_workers=2, epochs=None)
-    candidates: dict[str, tuple[Callable[[], Iterator[Any]], int]] = {
-        "numpy's bare gather, no prefetch": (lambda: bare_gather(bare), 3000),
-        "penstock, 1 thread": (lambda: iter(threads), 3000),
-        "penstock, 2 processes": (lambda: iter(processes), 3000),
-        "torch, no workers": (lambda: torch_loader(bare, 0), 200),
-        "torch, 1 worker": (lambda: torch_loader(bare, 1), 150),
-        "torch, 2 workers": (lambda: torch_loader(bare, 2), 150),
+    kinds = [("inline", 0), ("thread", 1), ("thread", 2), ("process", 1), ("process", 2)]
+    loaders = {
+        f"penstock, {kind} {count}": penstock.DataLoader(plan, workers=kind, num_workers=count, epochs=None)
+        for kind, count in kinds
     }
-    started = {name: (make(), count) for name, (make, count) in candidates.items()}
-    rates: dict[str, list[float]] = {name: [] for name in candidates}
+    started: dict[str, tuple[Iterator[Any], int]] = {
+        _LIMIT: (bare_gather(bare), 3000),
+        "plan.read": ((plan.read(step) for step in itertools.cycle(range(700))), 3000),
+        **{name: (iter(loader), 3000) for name, loader in loaders.items()},
+        **{f"torch, {count} workers": (torch_loader(bare, count), 150) for count in range(3)},
+    }
+    rates: dict[str, list[float]] = {name: [] for name in started}
     for _ in range(rounds):
         for name, (batches, count) in started.items():
             rates[name].append(rate(batches, count))
-    threads.close()
-    processes.close()
+    for loader in loaders.values():
+        loader.close()
     medians = {name: statistics.median(values) for name, values in rates.items()}
-    best_torch = max(medians["torch, 1 worker"], medians["torch, 2 workers"])
     figures = {f"{name}, Mtok/s": value for name, value in medians.items()}
-    figures["threads, share of the bare gather"] = (
-        medians["penstock, 1 thread"] / medians["numpy's bare gather, no prefetch"]
-    )
-    figures["threads, times the best torch with workers"] = medians["penstock, 1 thread"] / best_torch
-    figures["processes, times torch with 2 workers"] = medians["penstock, 2 processes"] / medians["torch, 2 workers"]
+    figures |= {f"{name}, share of the limit": medians[name] / medians[_LIMIT] for name in loaders}
+    figures["processes, times torch with 2 workers"] = medians["penstock, process 2"] / medians["torch, 2 workers"]
     return figures
 
 
 def small_batches(folder: Path, rounds: int) -> dict[str, float]:
-    """What bundles and known layouts are for: each is taken away in turn."""
+    """What bundles are for: they are taken away."""
     rows = np.random.default_rng(0).integers(0, 2**16, (100_000, 128), dtype=np.uint16)
     with penstock.DatasetWriter(folder / "small", {"tokens": "uint16[128]"}) as writer:
         writer.write_batch({"tokens": rows})
@@ -138,7 +139,6 @@ def small_batches(folder: Path, rounds: int) -> dict[str, float]:
         "1 thread, no bundles": ("thread", 1, PlanWork(plan), 1),
         "2 processes": ("process", 2, PlanWork(plan), steps_per_bundle(plan, 1)),
         "2 processes, no bundles": ("process", 2, PlanWork(plan), 1),
-        "2 processes, layouts sent anew": ("process", 2, AnewPlanWork(plan), steps_per_bundle(plan, 1)),
     }
     pipelines: dict[str, Pipeline] = {}
     for name, (kind, num_workers, work, num_steps) in kinds.items():
@@ -160,18 +160,6 @@ def small_batches(folder: Path, rounds: int) -> dict[str, float]:
     for pipeline in pipelines.values():
         pipeline.close()
     return {f"8 x 128, {name}, us per batch": 1e6 * statistics.median(values) for name, values in times.items()}
-
-
-class AnewPlanWork(PlanWork):
-    """Batches of a plan whose layout is sent with each of them."""
-
-    def _make_template(self, num_rows: int, num_pieces: int) -> Any:
-        template = super()._make_template(num_rows, num_pieces)
-        template.layout.is_lasting = False
-        return template
-
-    def __reduce__(self) -> Any:
-        return AnewPlanWork, (self.plan,)
 
 
 def step_overhead(folder: Path, rounds: int) -> dict[str, float]:
