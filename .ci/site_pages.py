@@ -43,10 +43,11 @@ FIRST = ("prepare", "Tokenize", "open")
 _OF_TRANSFORMS = "attributes before_run exact_columns identity input_columns notes open settings"
 INTERNAL = {
     "DataLoader": "check_worker_number_rationality",
-    "Dataset": "as_plan build_rows check_stage folders is_cheap_at_random map_seed order_facts rows_fingerprint "
-    "samples select to_json with_stage",
-    "Plan": "as_plan dont_need find_row folders has_maps has_own_epochs is_rectangular join_steps needs_isolation "
-    "order_facts output_arrays replaces_rows row_source runs_python to_json will_need with_stage without_maps",
+    "Dataset": "as_plan build_rows check_stage folders is_cheap_at_random map_seed order_facts samples "
+    "select to_json with_stage",
+    "Plan": "as_plan dont_need find_row folders has_own_epochs is_rectangular join_steps needs_isolation "
+    "order_facts output_arrays replaces_rows row_source runs_python to_json token_budget will_need "
+    "with_stage without_maps",
     "Schema": "parse_stored with_hashes",
     "Security": "check_server client_context server_context",
     "SourceOptions": "identity",

@@ -98,7 +98,9 @@ def test_what_certificates_says_to_type_can_be_typed(
     assert typed[typed.index("--key") + 1] == "my keys/server.key"
 
 
-@pytest.mark.parametrize(("host", "said"), [("cpu1:8815", "without a port, as in cpu1."), ("", "''"), ("a b", "'a b'")])
+@pytest.mark.parametrize(
+    ("host", "said"), [("cpu1:8815", "leave out the port, as in cpu1."), ("", "''"), ("a b", "'a b'")]
+)
 def test_what_is_no_host_gets_no_certificate(
     host: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

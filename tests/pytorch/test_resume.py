@@ -208,6 +208,7 @@ def _train(rank: int, world_size: int, rendezvous: str, folder: str, name: str) 
     rows = [batch["x"].tolist() for _, batch in zip(range(3), loader, strict=False)]
     torch.save({"rows": rows, "state": loader.state_dict()}, f"{folder}/{name}-{rank}.pt")
     loader.close()
+    distributed.barrier()  # a rank that leaves while another still connects is an error there
     distributed.destroy_process_group()
 
 

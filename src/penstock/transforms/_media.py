@@ -202,7 +202,7 @@ class DecodeClip:
         ValueError: the options do not go together; on a call, the film is damaged.
 
     >>> DecodeClip("video", num_frames=16, stride=2).choose(np.arange(100), 0.04, np.random.default_rng(7))[:3].tolist()
-    [65, 67, 69]
+    [66, 68, 70]
     """
 
     column: str = "video"
