@@ -96,8 +96,8 @@ bench: setup
 	for script in benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done
 
 # Penstock beside what else people use: docs/side-by-side.md and its figures. One question: make bench-peers QUESTION=1
-# Wheels of torchvision want torch with CUDA. MosaicML needs one that imports without (0.15.2 is the last); a new one is
-# kept apart, because other libraries break where it is installed and does not import.
+# Wheels of torchvision want torch with CUDA. MosaicML needs one that imports without (0.15.2 is the last). LitData brings a new
+# one, which is taken away and kept apart, because other libraries break where it is installed and does not import.
 PEERS := .venv-bench
 QUESTION ?=
 bench-peers:
@@ -108,6 +108,7 @@ $(PEERS)/%/.ready: benchmarks/peers/%.txt
 	$(PYTHON) -m venv --clear $(PEERS)/$*
 	$(PEERS)/$*/bin/pip install --quiet --disable-pip-version-check --no-compile --requirement $<
 	$(if $(filter apart,$*),,$(PEERS)/$*/bin/pip install --quiet --no-compile --constraint $< --editable '.[torch,text,images,service,s3]')
+	$(if $(filter apart,$*),,$(PEERS)/$*/bin/pip uninstall --quiet --yes torchvision)
 	$(PEERS)/$*/bin/pip install --quiet --no-deps --no-compile \
 		$(if $(filter apart,$*),torchvision==0.15.2,--target $(PEERS)/torchvision torchvision==0.28.0)
 	touch $@

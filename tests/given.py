@@ -150,6 +150,14 @@ def tars() -> None:
                     tar.addfile(member, io.BytesIO(data))
 
 
+def saved() -> None:
+    """`tokenised`: a dataset of Hugging Face's library, saved."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    datasets.Dataset.from_dict({"input_ids": [[1, 2, 3], [4, 5]] * 20}).save_to_disk("tokenised")
+
+
 def megatron() -> None:
     """`corpus_text_document.bin` and `.idx`: 300 documents of uint16."""
     rng = np.random.default_rng(0)
@@ -161,5 +169,5 @@ def megatron() -> None:
     Path("corpus_text_document.idx").write_bytes(header + lengths.tobytes() + starts.tobytes() + documents.tobytes())
 
 
-_ALL = (texts, corpus, tokenizer, photos, films, tokens, chats, picture_chats, table, tars, megatron)
+_ALL = (texts, corpus, tokenizer, photos, films, tokens, chats, picture_chats, table, tars, saved, megatron)
 GIVEN: dict[str, Callable[[], None]] = {each.__name__: each for each in _ALL}

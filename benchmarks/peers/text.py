@@ -52,18 +52,27 @@ def turn(folder: Path, work: Callable[[Path], object]) -> Turn:
 
 
 def alone(folder: Path, arm: str) -> Turn:
-    """Both tokenizers have threads of their own."""
+    """Both tokenizers have threads of their own, and start with an empty memory of words, as everybody does."""
     texts = [list(documents(path)) for path in sorted((folder / "text").iterdir())]
     if arm == "gigatoken":
         import gigatoken
 
-        fast = gigatoken.Tokenizer(str(folder / "tokenizer.json"))
         encoded = [[text.encode() for text in each] for each in texts]
-        return turn(folder, lambda out: [fast.encode_batch(each, parallel=True) for each in encoded])
+
+        def quickly(out: Path) -> None:
+            tokenizer = gigatoken.Tokenizer(str(folder / "tokenizer.json"))
+            for each in encoded:
+                tokenizer.encode_batch(each, parallel=True)
+
+        return turn(folder, quickly)
     from tokenizers import Tokenizer
 
-    slow = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    return turn(folder, lambda out: [slow.encode_batch_fast(each) for each in texts])
+    def slowly(out: Path) -> None:
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        for each in texts:
+            tokenizer.encode_batch_fast(each)
+
+    return turn(folder, slowly)
 
 
 def penstock(folder: Path, arm: str) -> Turn:

@@ -288,7 +288,8 @@ class DecodeClip:
                 found = _find_frames(container, stream, pts, jumps, wanted.tolist())
                 frames = [self._shaped(frame, size) for frame in found]
             if len(frames) == len(wanted):
-                return np.stack(frames)[np.searchsorted(wanted, chosen)]
+                clip = np.stack(frames)
+                return clip if len(clip) == len(chosen) else clip[np.searchsorted(wanted, chosen)]
         raise BadValue("corrupt_video", f"frame {wanted[len(frames)]} is missing")
 
     def _shaped(self, frame: Any, stored: tuple[int, int]) -> NDArray[np.uint8]:
