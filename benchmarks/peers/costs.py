@@ -42,10 +42,8 @@ def costing(batches: Callable[[Path, str], Iterator[Any]]) -> Callable[[Path, st
             while time.perf_counter() - begin < SECONDS:
                 assert next(made) is not None
                 number += 1
-            return {
-                "processor time of a batch": (processor_seconds() - spent) / number,
-                "memory of a worker": private_bytes() / WORKERS,
-            }
+            found = {"processor time of a batch": (processor_seconds() - spent) / number}
+            return found | ({"memory of a worker": size / WORKERS} if (size := private_bytes()) else {})
 
         return measure
 
@@ -62,6 +60,7 @@ QUESTION = Question(
     why="Penstock's workers import neither torch nor the training script, and a batch is written once, where the "
     "trainer reads it. Threads take no memory of their own.",
     prepare=_rows.prepare,
+    is_fresh=True,
     peers=(
         Peer("bare gather", costing(_rows.bare), ("",), "limit"),
         Peer("Penstock", costing(_rows.penstock), ("2 processes", "2 threads"), "ours", ("penstock-data",)),

@@ -194,7 +194,7 @@ QUESTION = Question(
     why="Penstock computes the place of any row from its number, so nothing is permuted, stored or skipped. The others "
     "make the order of the whole epoch first, or of all its chunks.",
     over="samples",
-    rounds=2,
+    rounds=1,  # the largest sizes take minutes
     limit_seconds=60,
     is_fresh=True,
     peers=(
