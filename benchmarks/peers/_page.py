@@ -7,7 +7,7 @@ import re
 from _figures import DOCS, Measured, bars, bests_of, curves, draw_growth, picture, question_of, read
 from _turns import RESULTS, Question
 
-from penstock.report import format_number, format_seconds
+from penstock.report import format_seconds
 
 ROOT = DOCS.parent
 QUESTIONS = (
@@ -41,15 +41,15 @@ def anchor(question: Question) -> str:
 
 def table(found: Measured) -> list[str]:
     ours, has_settings = found.of("ours"), any(best.arm for best in found.bests) and not found.question.over
-    lines = [f"| library |{' best setting |' if has_settings else ''} {found.unit} | from, to | Penstock's gain |"]
+    lines = [f"| library |{' best setting |' if has_settings else ''} median | from, to | Penstock's gain |"]
     lines += ["|---" * (5 if has_settings else 4) + "|"]
     for best in found.bests:
-        rest = "; ".join(f"{arm}: {format_number(value)}" for arm, value in best.others.items())
+        rest = "; ".join(f"{arm}: {found.shown(value)}" for arm, value in best.others.items())
         name = f"**{best.peer}**" if best.kind == "ours" else f"*{best.peer}*" if best.kind == "limit" else best.peer
         setting = f" {best.arm}{f' ({rest})' if rest else ''} |" if has_settings else ""
         gain = f"{found.gain(ours, best):.2f}" if ours and best is not ours else ""
-        spread = f"{format_number(min(best.values))}, {format_number(max(best.values))}"
-        lines.append(f"| {name} |{setting} {format_number(best.median)} | {spread} | {gain} |")
+        low, median, high = (found.shown(value) for value in (min(best.values), best.median, max(best.values)))
+        lines.append(f"| {name} |{setting} {median} | {low}, {high} | {gain} |")
     return lines
 
 

@@ -87,7 +87,8 @@ QUESTION = Question(
     same="The rows of the first question, dropped from the page cache before every turn, read once from the making of "
     "the loader on. How near `shuffled nearby` stays is each library's default.",
     limit="`pread` of every row by one thread, in order or at random.",
-    why="Penstock tells the kernel which rows come next, so that many are read at once.",
+    why="Penstock tells the kernel which rows a shuffle needs next, so that many are read at once, and compares every "
+    "block with its checksum before it is used. The others check nothing.",
     prepare=_rows.prepare,
     is_fresh=True,
     peers=(

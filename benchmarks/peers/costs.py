@@ -57,8 +57,8 @@ QUESTION = Question(
     "time is that of the trainer and all workers; memory is what workers do not share with others, and helper "
     "processes are counted with them.",
     limit="Processor time of one gather, in this process.",
-    why="Penstock's workers import neither torch nor the training script, and a batch is written once, where the "
-    "trainer reads it. Threads take no memory of their own.",
+    why="A batch of Penstock is written once, where the trainer reads it. Forked workers share the trainer's memory; "
+    "Penstock's start from a small process of their own, which is counted with them. Threads take no memory.",
     prepare=_rows.prepare,
     is_fresh=True,
     peers=(
