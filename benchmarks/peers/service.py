@@ -62,7 +62,9 @@ def ray(folder: Path, arm: str) -> Turn:
     import numpy as np
     import ray
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    ray.init(
+        ignore_reinit_error=True, num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False
+    )
     ray.data.DataContext.get_current().enable_progress_bars = False
     tokens = np.random.default_rng(0).integers(0, 65536, (NUM_ROWS, ROW), dtype=np.uint16)
     dataset = ray.data.from_numpy(np.array_split(tokens, 16)).materialize()
