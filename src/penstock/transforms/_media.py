@@ -71,7 +71,8 @@ def _open(encoded: Any, kind: str) -> Iterator[tuple[Any, Any]]:
             found[0].codec_context.options = {"max_pixels": str(_MAX_PIXELS)}
             yield container, found[0]
     except (av.FFmpegError, EOFError) as error:
-        raise BadValue(f"corrupt_{kind}", f"{type(error).__name__}: {error!s:.200}") from None
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise BadValue(f"corrupt_{kind}", f"FFmpeg says: {reason:.200}") from None
 
 
 def _is_cover(stream: Any) -> bool:
@@ -118,11 +119,11 @@ class _Index(Keeping):
     @property
     def facts(self) -> Mapping[str, str]:
         """Types of the companion columns, by what comes after the column's name."""
-        raise NotImplementedError
+        raise NotImplementedError  # each kind of media has its own
 
     def examine(self, encoded: memoryview) -> Mapping[str, NDArray[np.int64]]:
         """The facts about one film or sound; `BadValue` if it cannot be used."""
-        raise NotImplementedError
+        raise NotImplementedError  # as above
 
 
 class _OpenIndex(OpenKeeping):
